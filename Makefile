@@ -1,0 +1,62 @@
+# The one entry point. Everything that a target needs it installs itself.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+DEMO   ?= .demo
+PORT   ?= 8787
+
+.PHONY: demo test lint types unit js bench bench-peer fuzz clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(DEV): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/culet demo --data $(DEMO) --port $(PORT) $(foreach d,$(DOCS),--docs $(d))
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+unit: $(DEV)
+	$(BIN)/python -m pytest
+
+test: lint types unit
+
+js: tests/js/node_modules/.stamp tests/js/.chromium
+
+tests/js/node_modules/.stamp: tests/js/package.json tests/js/package-lock.json
+	cd tests/js && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# A browser for one test. Root on Debian gets it from the packages; elsewhere that test says why it is skipped.
+tests/js/.chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || echo "no chromium: the browser test will be skipped"
+	@touch $@
+
+bench: $(DEV)
+	$(BIN)/python -m bench $(BENCH)
+
+bench-peer: $(DEV)
+	tests/bench/peer/run.sh
+
+fuzz: $(DEV)
+	$(BIN)/python -m fuzz $(FUZZ)
+
+clean:
+	rm -rf $(VENV) .demo tests/js/node_modules tests/js/.chromium

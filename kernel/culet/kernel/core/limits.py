@@ -1,0 +1,87 @@
+"""Every bound in one place, so that nothing grows without a name.
+
+Durations are seconds, sizes are bytes, unless the name says otherwise. Relations
+between bounds are asserted when the module is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+DEPTH_MAX: Final = 4  # of a path, root included
+NAME_MAX: Final = 256  # code points of one agent name
+TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one kernel and its gateway; `Limits(open_databases=64)` changes one."""
+
+    # storage
+    open_databases: int = 512  # agent files open at once, over all trees
+    sql_rows: int = 10_000  # of one `sql()` result
+    sql_steps: int = 50_000_000  # SQLite VM steps of one user statement
+    sql_bytes: int = 1 << 20  # text of one statement
+    value_bytes: int = 16 << 20  # one stored value or row
+    database_pages: int = 1 << 20  # quota of one agent's file, pages of 1 KiB
+    linger_s: float = 0.005  # between a commit that nobody waits for and its barrier
+    slice_s: float = 0.002  # of work in the loop before a checkpoint
+    busy_s: float = 5.0  # how long a busy open is tried again
+    segment_bytes: int = 4 << 20  # of the tree log
+    writer_threads: int = 2
+
+    # jobs
+    jobs_at_once: int = 256  # taken and not done, per tree
+    job_timeout_s: float = 600.0  # one callback or hook
+    attempts: int = 5  # without progress
+    start_attempts: int = 3
+    backoff_base_s: float = 1.0
+    backoff_max_s: float = 300.0
+    clock_check_s: float = 10.0
+    waking_roots: int = 16  # opened at once after a restart
+
+    # tree
+    children_per_agent: int = 100_000
+    calls_at_once: int = 10_000  # external calls inside one tree
+    receipt_nodes: int = 100_000
+
+    # runs and streams
+    chunk_bytes: int = 1 << 20  # one stored chunk
+    batch_chunks: int = 64  # of one run in one record
+    staged_bytes: int = 1 << 20  # staged and not durable, per run: then its turn waits
+    input_bytes: int = 8 << 20
+    preview_bytes: int = 1024
+    summary_bytes: int = 256 << 10
+    progress_s: float = 0.2  # at most one stored progress frame in this time
+    retained_runs: int = 10_000  # per agent; older terminal ones are cleared by users
+    replay_page_bytes: int = 64 << 10
+    wake_slice: int = 64  # waiters or outboxes served before a checkpoint
+    cancel_s: float = 5.0
+    notify_s: float = 30.0
+
+    # web
+    message_bytes: int = 1 << 20  # one incoming WebSocket message
+    outbox_bytes: int = 4 << 20  # then a client is cut and comes back with its cursor
+    slow_client_s: float = 20.0
+    handshake_s: float = 10.0
+    idle_s: float = 75.0
+    ping_s: float = 25.0
+    header_bytes: int = 32 << 10
+    body_bytes: int = 16 << 20
+    connections: int = 10_000
+    connections_per_address: int = 1_000
+    rpc_per_connection: int = 1_024  # in flight
+    messages_per_chat: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) <= 0:
+                msg = f"limits.{name} must be positive, not {getattr(self, name)!r}"
+                raise ValueError(msg)
+
+
+DEFAULT: Final = Limits()
+assert DEFAULT.replay_page_bytes < DEFAULT.outbox_bytes
+assert DEFAULT.chunk_bytes <= DEFAULT.staged_bytes
+assert DEFAULT.message_bytes <= DEFAULT.body_bytes

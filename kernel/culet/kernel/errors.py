@@ -1,0 +1,124 @@
+"""Every error that Culet raises, named by who can act on it.
+
+A refusal that is normal (a late cancel, a run id that is known) is a value, never
+an exception. What crosses the wire is a short public text and an error id; the
+details stay in the log. There is no BaseException of our own: trio's `Cancelled`
+already is the way to unwind a task.
+"""
+
+from __future__ import annotations
+
+
+class CuletError(Exception):
+    """Base of all errors of this package."""
+
+
+class UsageError(CuletError):
+    """The caller's mistake: a bad name, an unknown class, a value that cannot be copied.
+
+    Nothing was changed. Repeating the call will fail in the same way.
+    """
+
+
+class NotFound(CuletError):
+    """What was named does not exist; `lookup` and the web answer with it, never `get`."""
+
+
+class Refused(CuletError):
+    """A gate, a readonly connection or an origin rule said no.
+
+    `status` is the HTTP status that tells a client so.
+    """
+
+    def __init__(self, message: str, *, status: int = 403) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CapacityError(CuletError):
+    """A named bound is reached. Nothing was stored; trying again later may work."""
+
+
+class FacetAborted(CuletError):
+    """The agent was stopped while, or before, this call ran in it.
+
+    `reason` is the text given to the abort. `get` makes the agent live again.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason or "aborted")
+        self.reason = reason
+
+
+class FacetBroken(CuletError):
+    """The agent failed by itself: in `on_start` or in a background task.
+
+    `__cause__` is the original error. The next `get` starts it again, with back-off.
+    """
+
+
+class ChildDidNotStop(CuletError):
+    """An abort reached its deadline and code still runs; it is fenced and listed.
+
+    `paths` names the nodes that did not stop.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(f"did not stop, fenced: {', '.join(paths)}")
+        self.paths = paths
+
+
+class Deleted(CuletError):
+    """The slot is gone for good. A stub, job or frame that names it came too late."""
+
+
+class StorageError(CuletError):
+    """The store could not do it; the tree was restarted or refused, never half done."""
+
+
+class StorageFull(StorageError):
+    """The disk, or the quota of this agent's file, is full."""
+
+
+class StorageCorrupt(StorageError):
+    """A file is not what it must be. Run `culet doctor` on a copy."""
+
+
+class StorageBusy(StorageError):
+    """Another process holds the folder or the file."""
+
+
+class SchemaTooNew(StorageError):
+    """The folder was written by a newer version; use that version."""
+
+
+class SqlError(StorageError):
+    """A user's SQL statement was refused or failed. `query` is the statement."""
+
+    def __init__(self, message: str, query: str) -> None:
+        super().__init__(f"{message} in {query!r}")
+        self.query = query
+
+
+class Fenced(StorageError):
+    """This node may no longer write: it was stopped, or its tree restarts."""
+
+
+class ProtocolError(CuletError):
+    """Somebody broke the wire protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side sent what it must not; `close_code` is the fitting answer."""
+
+    def __init__(self, message: str, *, close_code: int = 1002) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+
+
+class LocalProtocolError(ProtocolError):
+    """Our side of a connection was used in a way that the protocol does not allow."""
+
+
+class InternalError(CuletError):
+    """A bug of ours. Please report it with the error id."""

@@ -1,0 +1,168 @@
+"""Request and Response as agents and gates see them. No I/O library behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar, final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from .core.limits import DEFAULT
+from .errors import CapacityError, UsageError
+
+T = TypeVar("T")
+Headers = Mapping[str, str]
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+@final
+class Request:
+    """One HTTP request, or the handshake of a WebSocket.
+
+    `raw_path` is the path as it came, still percent-encoded; `path` is the tail that
+    is left for the agent (starts with `/`); `headers` have lower-case names; `identity`
+    is what `authenticate` returned, None when anonymous.
+    """
+
+    __slots__ = (
+        "_body",
+        "_stream",
+        "headers",
+        "identity",
+        "method",
+        "path",
+        "query",
+        "raw_path",
+        "url",
+    )
+
+    def __init__(
+        self,
+        method: str = "GET",
+        url: str = "/",
+        *,
+        raw_path: str | None = None,
+        path: str | None = None,
+        query: Mapping[str, str] | None = None,
+        headers: Headers | Iterable[tuple[str, str]] = (),
+        identity: Any = None,
+        body: bytes | Callable[[], AsyncIterator[bytes]] = b"",
+    ) -> None:
+        self.method = method.upper()
+        self.url = url
+        self.raw_path = url.partition("?")[0] if raw_path is None else raw_path
+        self.path = self.raw_path if path is None else path
+        if query is None:
+            query = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
+        self.query: dict[str, str] = dict(query)
+        items = headers.items() if isinstance(headers, Mapping) else headers
+        self.headers: dict[str, str] = {k.lower(): v for k, v in items}
+        self.identity = identity
+        self._body: bytes | None = body if isinstance(body, bytes) else None
+        self._stream = _nothing if isinstance(body, bytes) else body
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the body in parts as they arrive. A body can be read once."""
+        if self._body is not None:
+            yield self._body
+            return
+        source, self._stream = self._stream, _spent
+        async for part in source():
+            yield part
+
+    async def read(self, *, max_bytes: int = DEFAULT.body_bytes) -> bytes:
+        """Return the whole body; raises `CapacityError` beyond `max_bytes`."""
+        if self._body is None:
+            parts: list[bytes] = []
+            size = 0
+            async for part in self.stream():
+                size += len(part)
+                if size > max_bytes:
+                    msg = f"request body is larger than {max_bytes} bytes"
+                    raise CapacityError(msg)
+                parts.append(part)
+            self._body = b"".join(parts)
+        if len(self._body) > max_bytes:
+            msg = f"request body is larger than {max_bytes} bytes"
+            raise CapacityError(msg)
+        return self._body
+
+    async def json(self, type: type[T] | Any = Any) -> Any:  # noqa: A002
+        """Decode the body as JSON; raises `UsageError` when it is not of `type`."""
+        try:
+            return msgspec.json.decode(await self.read(), type=type)
+        except msgspec.MsgspecError as error:
+            msg = f"request body is not what is wanted: {error}"
+            raise UsageError(msg) from error
+
+    def replace(
+        self,
+        *,
+        path: str | None = None,
+        headers: Headers | None = None,
+        identity: Any = ...,
+    ) -> Request:
+        """Return a copy with other path, headers or identity; the body is shared."""
+        other = Request(
+            self.method,
+            self.url,
+            raw_path=self.raw_path,
+            path=self.path if path is None else path,
+            query=self.query,
+            headers=self.headers if headers is None else headers,
+            identity=self.identity if identity is ... else identity,
+        )
+        other._body, other._stream = self._body, self._stream
+        if self._body is None:
+            other._stream = self.stream
+        return other
+
+
+async def _spent() -> AsyncIterator[bytes]:
+    msg = "the request body was read already"
+    raise UsageError(msg)
+    yield b""
+
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+@final
+class Response:
+    """What answers a request. `body`: bytes, str, or an async iterator of bytes."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self,
+        body: bytes | str | AsyncIterator[bytes] = b"",
+        status: int = 200,
+        headers: Headers | Iterable[tuple[str, str]] = (),
+    ) -> None:
+        items = headers.items() if isinstance(headers, Mapping) else headers
+        self.headers: dict[str, str] = {k.lower(): v for k, v in items}
+        if isinstance(body, str):
+            body = body.encode()
+            self.headers.setdefault("content-type", _TEXT)
+        self.body: bytes | AsyncIterator[bytes] = body
+        self.status = status
+
+    @classmethod
+    def json(cls, obj: Any, status: int = 200) -> Response:
+        """Return a JSON response of any value that msgspec can encode."""
+        return cls(
+            msgspec.json.encode(obj), status, {"content-type": "application/json"}
+        )
+
+
+class ConnectContext(msgspec.Struct, frozen=True):
+    """What is known of a client that connects: request, identity, path left for the agent."""
+
+    request: Request
+    identity: Any = None
+    path: str = "/"

@@ -1,0 +1,142 @@
+"""The stored format: every table, and the numbered steps that lead to it.
+
+`tree.db` is the kernel's own and holds what decides; an agent's file holds what the
+agent says. User SQL reaches the agent's file only and never its `culet_` tables.
+Each step runs in one transaction with its own record (`user_version`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_STATUSES: Final = "('running','completed','error','aborted','interrupted')"
+_FREE: Final = "held IS NULL AND dead = 0 AND paused = 0"
+
+TREE: Final[tuple[str, ...]] = (
+    f"""
+CREATE TABLE meta (
+  key TEXT PRIMARY KEY,
+  value INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE node (
+  born INTEGER PRIMARY KEY AUTOINCREMENT,  -- siblings stop in reverse of this order
+  slot TEXT NOT NULL UNIQUE,               -- one life; never used again
+  parent TEXT,                             -- slot of the parent, NULL for the root
+  class TEXT NOT NULL,
+  name TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('live', 'gone')),
+  created_at INTEGER NOT NULL,
+  upgraded_from TEXT
+) STRICT;
+CREATE UNIQUE INDEX node_address ON node (ifnull(parent, ''), class, name)
+  WHERE state = 'live';
+CREATE INDEX node_parent ON node (parent, born);
+
+CREATE TABLE run (
+  born INTEGER PRIMARY KEY AUTOINCREMENT,
+  owner TEXT NOT NULL,                     -- slot of the parent that asked
+  id TEXT NOT NULL,
+  child TEXT NOT NULL,                     -- slot of the facet that runs
+  class TEXT NOT NULL,
+  asker TEXT,                              -- run or fiber of the owner that waits for it
+  tool_call_id TEXT,
+  display_order INTEGER NOT NULL,
+  display TEXT,                            -- JSON
+  preview TEXT,                            -- JSON; never the raw input
+  input_digest TEXT NOT NULL,
+  detached TEXT,                           -- JSON of the Detached policy
+  status TEXT NOT NULL CHECK (status IN {_STATUSES}),
+  reason TEXT,
+  error TEXT,
+  output TEXT,                             -- JSON
+  summary TEXT,
+  usage TEXT,                              -- JSON
+  n INTEGER,                               -- length of the stream, set with the end
+  started_at INTEGER NOT NULL,
+  completed_at INTEGER,
+  UNIQUE (owner, id),
+  CHECK ((status = 'running') = (completed_at IS NULL)),
+  CHECK ((status = 'running') = (n IS NULL))
+) STRICT;
+CREATE INDEX run_child ON run (child);
+CREATE INDEX run_asker ON run (owner, asker) WHERE status = 'running';
+CREATE TRIGGER run_absorbs BEFORE UPDATE ON run WHEN OLD.status <> 'running'
+BEGIN SELECT RAISE(ABORT, 'a terminal status is for good'); END;
+
+CREATE TABLE fiber (
+  born INTEGER PRIMARY KEY AUTOINCREMENT,
+  owner TEXT NOT NULL,
+  id TEXT NOT NULL,
+  kind TEXT NOT NULL CHECK (kind IN ('fiber', 'turn')),
+  name TEXT NOT NULL,
+  key TEXT,
+  asker TEXT,                              -- run or fiber of the owner that started it
+  metadata TEXT,                           -- JSON
+  status TEXT NOT NULL CHECK (status IN {_STATUSES}),
+  reason TEXT,
+  error TEXT,
+  result TEXT,                             -- JSON
+  n INTEGER,                               -- a turn's stream length, set with the end
+  started_at INTEGER NOT NULL,
+  completed_at INTEGER,
+  UNIQUE (owner, id),
+  CHECK ((status = 'running') = (completed_at IS NULL))
+) STRICT;
+CREATE UNIQUE INDEX fiber_key ON fiber (owner, key) WHERE key IS NOT NULL;
+CREATE INDEX fiber_open ON fiber (owner) WHERE status = 'running';
+CREATE TRIGGER fiber_absorbs BEFORE UPDATE ON fiber WHEN OLD.status <> 'running'
+BEGIN SELECT RAISE(ABORT, 'a terminal status is for good'); END;
+
+CREATE TABLE job (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  owner TEXT NOT NULL,                     -- slot
+  kind TEXT NOT NULL CHECK (kind IN
+    ('call', 'queue', 'fiber', 'turn', 'hook', 'deliver', 'limit', 'wipe')),
+  what TEXT NOT NULL,                      -- method, run id, fiber id, slot to wipe
+  payload TEXT,                            -- JSON
+  every TEXT,                              -- JSON of the recurrence, NULL: once
+  at INTEGER NOT NULL,                     -- the instant that it is for
+  due_at INTEGER NOT NULL,                 -- not before; moved by back-off
+  lane TEXT NOT NULL,                      -- one worker per owner and lane
+  key TEXT,                                -- idempotency
+  retry TEXT,                              -- JSON of Retry, NULL: the default
+  attempts INTEGER NOT NULL DEFAULT 0,     -- without progress
+  begun INTEGER NOT NULL DEFAULT 0 CHECK (begun IN (0, 1)),
+  held INTEGER,                            -- take number: (life of the tree, counter)
+  paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+  dead INTEGER NOT NULL DEFAULT 0 CHECK (dead IN (0, 1)),
+  error TEXT,
+  snapshot TEXT,                           -- JSON of the last stash
+  created_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX job_due ON job (due_at, id) WHERE {_FREE};
+CREATE INDEX job_owner ON job (owner, kind, what);
+CREATE UNIQUE INDEX job_key ON job (owner, kind, key) WHERE key IS NOT NULL;
+""",
+)
+
+AGENT: Final[tuple[str, ...]] = (
+    """
+CREATE TABLE culet_value (
+  key TEXT PRIMARY KEY,                    -- 'state', and what chat bases keep
+  value TEXT NOT NULL                      -- JSON
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE culet_entry (
+  stream TEXT NOT NULL,                    -- run id, or request id of a chat turn
+  i INTEGER NOT NULL,                      -- 0-based; frame i + 1 on the wire
+  attempt INTEGER NOT NULL,
+  body TEXT NOT NULL,                      -- JSON of one chunk
+  PRIMARY KEY (stream, i)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER culet_entry_keeps BEFORE UPDATE ON culet_entry
+BEGIN SELECT RAISE(ABORT, 'a stored chunk is for good'); END;
+
+CREATE TABLE culet_message (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  body TEXT NOT NULL                       -- JSON of one UI message
+) STRICT;
+""",
+)
