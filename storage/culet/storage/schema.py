@@ -111,6 +111,8 @@ CREATE TABLE job (
   created_at INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX job_due ON job (due_at, id) WHERE {_FREE};
+CREATE INDEX job_lane ON job (owner, lane, due_at, id) WHERE {_FREE};
+CREATE INDEX job_queue ON job (owner, lane, id) WHERE kind = 'queue' AND {_FREE};
 CREATE INDEX job_owner ON job (owner, kind, what);
 CREATE UNIQUE INDEX job_key ON job (owner, kind, key) WHERE key IS NOT NULL;
 """,

@@ -1,0 +1,94 @@
+"""Which roots a folder has and when each is next due: one small file, always synced.
+
+It may be lost: the trees know all of it (see `SqliteStore`). It has a connection of
+its own, used from worker threads one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import apsw
+
+from culet.kernel.errors import SchemaTooNew
+from culet.kernel.ports import RootEntry, Rows, TreeKey
+
+from .connection import migrate
+from .errors import CAUGHT, storage_error
+
+STEPS: Final[tuple[str, ...]] = (
+    """
+CREATE TABLE root (
+  class TEXT NOT NULL,
+  name TEXT NOT NULL,
+  due_at INTEGER,
+  PRIMARY KEY (class, name)
+) STRICT, WITHOUT ROWID;
+""",
+)
+_ALL: Final = "SELECT class, name, due_at FROM root ORDER BY class, name"
+_NOTE: Final = (
+    "INSERT INTO root (class, name, due_at) VALUES (?, ?, ?) "
+    "ON CONFLICT (class, name) DO UPDATE SET due_at = excluded.due_at"
+)
+_DROP: Final = "DELETE FROM root WHERE class = ? AND name = ?"
+
+
+class HostIndex:
+    """The file `roots.db` of one store."""
+
+    def __init__(self, path: str, *, vfs: str) -> None:
+        self._lock = threading.Lock()
+        self._connection = apsw.Connection(path, vfs=vfs)
+        try:
+            self._connection.pragma("journal_mode", "WAL")
+            self._connection.pragma("synchronous", "FULL")
+            migrate(self._connection, STEPS, f"the index {path!r}")
+            if self._connection.pragma("quick_check") != "ok":
+                msg = "the index is damaged"
+                raise apsw.CorruptError(msg)
+        except BaseException:
+            self._connection.close(True)
+            raise
+
+    def all(self) -> list[RootEntry]:
+        """Return every line."""
+        with self._lock:
+            try:
+                rows: Rows = self._connection.execute(_ALL).fetchall()
+            except CAUGHT as error:
+                raise storage_error(error) from error
+        return [RootEntry(TreeKey(c, n), due) for c, n, due in rows]
+
+    def note(self, key: TreeKey, due_at: int | None) -> None:
+        """Write one line, durable on return."""
+        self._run(_NOTE, (*key, due_at))
+
+    def drop(self, key: TreeKey) -> None:
+        """Remove one line, durably."""
+        self._run(_DROP, tuple(key))
+
+    def _run(self, sql: str, params: tuple[str | int | None, ...]) -> None:
+        with self._lock:
+            try:
+                self._connection.execute(sql, params)
+            except CAUGHT as error:
+                raise storage_error(error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close(True)
+
+
+def open_index(path: str, *, vfs: str) -> HostIndex | None:
+    """Open the index, None if it is not a database or a damaged one."""
+    try:
+        return HostIndex(path, vfs=vfs)
+    except SchemaTooNew:
+        raise
+    except (apsw.NotADBError, apsw.CorruptError):
+        return None
+    except CAUGHT as error:
+        raise storage_error(error) from error
