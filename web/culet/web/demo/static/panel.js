@@ -27,9 +27,17 @@ export function saidBy(parts) {
   return texts.filter((text) => text !== "").join("\n\n");
 }
 
+/** Reasons that are codes on the wire, in words. */
+const REASONS = new Map([
+  ["asker-ended", "stopped together with the answer that asked for it"],
+  ["budget-exceeded", "its time was up"],
+  ["deleted", "it was deleted"],
+]);
+
 function troubleOf(run) {
   const error = typeof run.error === "object" ? run.error?.message : run.error;
-  return [error, run.reason && run.reason !== error ? run.reason : ""].filter(Boolean).join(" · ");
+  const said = new Set([error, run.reason].filter(Boolean));
+  return [...said].map((reason) => REASONS.get(reason) ?? reason).join(" · ");
 }
 
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -76,11 +76,14 @@ export function spansOf(line) {
   return spans;
 }
 
-/** A place in a document, `file:line`, as a chip that may break after slashes. */
+const LONG_CITATION = 44;
+
+/** A place in a document, `file:line`, as a chip; only a long one may break, after slashes. */
 export function citation(text) {
-  const chip = el("span", { className: "cite" });
+  if (text.length <= LONG_CITATION) return el("span", { className: "cite" }, text);
+  const chip = el("span", { className: "cite is-long" });
   for (const piece of text.split(/(?<=\/)/)) chip.append(piece, el("wbr"));
-  chip.lastElementChild?.remove();
+  chip.lastElementChild.remove();
   return chip;
 }
 

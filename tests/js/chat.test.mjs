@@ -1,0 +1,197 @@
+// The page's fold of a chat: what is shown never doubles, never loses, never goes back.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  activeTurn,
+  applyChatFrame,
+  ask,
+  askAgain,
+  cleared,
+  emptyChat,
+  messagesToSend,
+  stopping,
+  withTranscript,
+} from "../../web/culet/web/demo/static/chat.js";
+
+const user = (id, text = "hi") => ({ id, role: "user", parts: [{ type: "text", text }] });
+const answer = (id, text) => ({
+  id,
+  role: "assistant",
+  parts: [{ type: "text", text, state: "done" }],
+});
+const frame = (seq, chunk, more = {}) => ({
+  type: "cf_agent_use_chat_response",
+  id: "req",
+  body: JSON.stringify(chunk),
+  done: false,
+  seq,
+  ...more,
+});
+const done = (more = {}) => ({
+  type: "cf_agent_use_chat_response",
+  id: "req",
+  body: "",
+  done: true,
+  ...more,
+});
+const TURN = [
+  { type: "start", messageId: "m" },
+  { type: "start-step" },
+  { type: "text-start", id: "t" },
+  { type: "text-delta", id: "t", delta: "Hel" },
+  { type: "text-delta", id: "t", delta: "lo" },
+  { type: "text-end", id: "t" },
+].map((chunk, seq) => frame(seq, chunk));
+const replay = (frames) => frames.map((old) => ({ ...old, replay: true }));
+const fold = (frames, from = emptyChat()) => frames.reduce(applyChatFrame, from);
+const texts = (chat) =>
+  chat.messages.map(({ parts }) => parts.map(({ text }) => text ?? "").join(""));
+const asked = ask(emptyChat(), { id: "req", messageId: "u", text: "hi" });
+
+test("a question stands at once and its answer streams below it", () => {
+  const half = fold(TURN.slice(0, 4), asked);
+  const whole = fold([...TURN, done()], asked);
+
+  assert.equal(activeTurn(asked).phase, "asked");
+  assert.deepEqual(texts(half), ["hi", "Hel"]);
+  assert.equal(activeTurn(half).messageId, "m");
+  assert.deepEqual(texts(whole), ["hi", "Hello"]);
+  assert.equal(activeTurn(whole), undefined);
+});
+
+test("at every cut, a replay over what is there gives what no cut gives", () => {
+  const whole = fold([...TURN, done()], asked);
+
+  for (let cut = 0; cut <= TURN.length; cut += 1) {
+    const offer = { type: "cf_agent_stream_resuming", id: "req" };
+    const cutTwice = fold(
+      [...TURN.slice(0, cut), offer, ...replay(TURN.slice(0, cut)), ...replay(TURN), done()],
+      asked,
+    );
+    assert.deepEqual(cutTwice.messages, whole.messages);
+  }
+});
+
+test("without numbers, a replay after an offer rebuilds the message from its start", () => {
+  const bare = TURN.map(({ seq, ...rest }) => rest);
+  const offer = { type: "cf_agent_stream_resuming", id: "req" };
+
+  const chat = fold([...bare.slice(0, 4), offer, ...replay(bare)], asked);
+
+  assert.deepEqual(texts(chat), ["hi", "Hello"]);
+});
+
+test("a reload rebuilds the answer over the part that was stored", () => {
+  const reloaded = withTranscript(emptyChat(), [user("u"), answer("m", "Hel")]);
+
+  const chat = fold(replay(TURN), reloaded);
+
+  assert.deepEqual(texts(chat), ["hi", "Hello"]);
+});
+
+test("a transcript keeps the message being streamed and the question not confirmed", () => {
+  const half = fold(TURN.slice(0, 4), asked);
+  const both = ask(half, { id: "next", messageId: "u2", text: "and?" });
+
+  const chat = fold([{ type: "cf_agent_chat_messages", messages: [user("u")] }], both);
+
+  assert.deepEqual(texts(chat), ["hi", "Hel", "and?"]);
+  assert.deepEqual(chat.unsent.map(({ id }) => id), ["next"]);
+});
+
+test("a transcript takes away what is settled and gone", () => {
+  const whole = fold([...TURN, done()], asked);
+
+  const chat = fold([{ type: "cf_agent_chat_messages", messages: [user("x", "new")] }], whole);
+
+  assert.deepEqual(texts(chat), ["new"]);
+});
+
+test("a history that was asked for before an answer ended does not take the answer away", () => {
+  const before = asked.count;
+  const whole = fold([...TURN, done()], asked);
+
+  assert.deepEqual(texts(withTranscript(whole, [user("u")], before)), ["hi", "Hello"]);
+  assert.deepEqual(texts(withTranscript(whole, [user("u")])), ["hi"]);
+});
+
+test("a message that the server repeats unchanged stays the same object", () => {
+  const whole = fold([...TURN, done()], asked);
+  const copy = JSON.parse(JSON.stringify(whole.messages));
+
+  const chat = fold([{ type: "cf_agent_chat_messages", messages: copy }], whole);
+
+  chat.messages.forEach((message, at) => assert.equal(message, whole.messages[at]));
+});
+
+test("an idle server ends what this page took for running, not what it has yet to send", () => {
+  const both = ask(fold(TURN.slice(0, 3), asked), { id: "next", messageId: "u2", text: "and?" });
+
+  const chat = fold([{ type: "cf_agent_stream_resume_none", reason: "idle" }], both);
+
+  assert.equal(activeTurn(chat).id, "next");
+  const other = fold([{ type: "cf_agent_stream_resume_none", reason: "continuation-owned" }], both);
+  assert.equal(activeTurn(other).id, "req");
+});
+
+test("a stop is shown until the turn ends, and how it ended stays", () => {
+  const half = stopping(fold(TURN.slice(0, 4), asked), "req");
+  const more = fold([TURN[4]], half);
+  const ended = fold([done({ outcome: "aborted" })], more);
+
+  assert.equal(activeTurn(more).phase, "stopping");
+  assert.equal(activeTurn(ended), undefined);
+  assert.equal(ended.notes.get("m").kind, "stopped");
+  assert.deepEqual(texts(ended), ["hi", "Hello"]);
+});
+
+test("an error is text, never a chunk", () => {
+  const failed = fold(
+    [...TURN.slice(0, 4), { ...done(), error: true, body: '{"type":"text-delta"}' }],
+    asked,
+  );
+
+  assert.deepEqual(failed.notes.get("m"), { kind: "error", text: '{"type":"text-delta"}' });
+  assert.deepEqual(texts(failed), ["hi", "Hel"]);
+});
+
+test("late frames of a turn that a clear ended stay out", () => {
+  const chat = fold(TURN.slice(4), cleared(fold(TURN.slice(0, 4), asked)));
+
+  assert.deepEqual(chat.messages, []);
+  assert.equal(activeTurn(chat), undefined);
+});
+
+test("what is sent leaves out the message being streamed and what is not confirmed", () => {
+  const both = ask(fold(TURN.slice(0, 4), asked), { id: "n", messageId: "u2", text: "and?" });
+  const three = ask(both, { id: "n3", messageId: "u3", text: "so?" });
+
+  assert.deepEqual(messagesToSend(three, "u3", 1e6).map(({ id }) => id), ["u", "u3"]);
+  assert.deepEqual(messagesToSend(three, "u3", 10).map(({ id }) => id), ["u3"]);
+});
+
+test("asking again renames a question everywhere", () => {
+  const chat = askAgain(asked, asked.unsent[0], { id: "req2", messageId: "u2" });
+
+  assert.deepEqual(chat.messages.map(({ id }) => id), ["u2"]);
+  assert.equal(activeTurn(chat).id, "req2");
+  assert.deepEqual(chat.unsent, [{ id: "req2", messageId: "u2" }]);
+});
+
+test("a continuation goes on in the last answer", () => {
+  const stored = withTranscript(emptyChat(), [user("u"), answer("m", "Hello")]);
+  const more = [{ type: "text-start", id: "t" }, { type: "text-delta", id: "t", delta: " again" }];
+
+  const chat = fold(more.map((chunk, seq) => frame(seq, chunk, { continuation: true })), stored);
+
+  assert.deepEqual(texts(chat), ["hi", "Hello again"]);
+});
+
+test("frames of other kinds and malformed ones leave the very chat they met", () => {
+  const odd = [{ type: "rpc" }, { type: "cf_agent_chat_messages" }, { type: 1 },
+    { type: "cf_agent_use_chat_response" }, { type: "cf_agent_stream_pending" },
+    { type: "cf_agent_message_updated" }];
+
+  for (const one of odd) assert.equal(applyChatFrame(asked, one), asked);
+});
