@@ -12,6 +12,8 @@ import msgspec
 
 DEPTH_MAX: Final = 4  # of a path, root included
 NAME_MAX: Final = 256  # code points of one agent name
+CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire
+CRON_TEXT_MAX: Final = 256  # characters of a cron expression
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 
@@ -48,10 +50,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # runs and streams
     chunk_bytes: int = 1 << 20  # one stored chunk
-    batch_chunks: int = 64  # of one run in one record
+    batch_chunks: int = 256  # of one run in one record
     staged_bytes: int = 1 << 20  # staged and not durable, per run: then its turn waits
     input_bytes: int = 8 << 20
     preview_bytes: int = 1024
+    tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
     summary_bytes: int = 256 << 10
     progress_s: float = 0.2  # at most one stored progress frame in this time
     retained_runs: int = 10_000  # per agent; older terminal ones are cleared by users

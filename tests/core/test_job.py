@@ -1,0 +1,159 @@
+"""Back-off, ticks and verdicts: tables for the rules, Hypothesis for the laws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culet.kernel.core.job import (
+    DEFAULT_RETRY,
+    Cron,
+    Interval,
+    Retry,
+    after_tick,
+    decode_every,
+    decode_retry,
+    encode_every,
+    encode_retry,
+    first_tick,
+    next_try,
+    verdict,
+)
+from culet.kernel.errors import UsageError
+
+NOW = 1_800_000_000_000
+
+
+def test_the_default_doubles_from_one_second_to_five_minutes() -> None:
+    delays = [next_try(None, attempt, NOW, 1.0) - NOW for attempt in range(1, 12)]
+    assert delays[:9] == [1000 * 2**i for i in range(9)]
+    assert delays[9:] == [300_000, 300_000]
+
+
+def test_chance_takes_up_to_half_away() -> None:
+    assert next_try(DEFAULT_RETRY, 3, NOW, 0.0) - NOW == 2000
+    assert next_try(DEFAULT_RETRY, 3, NOW, 0.5) - NOW == 3000
+
+
+retries = st.builds(
+    lambda attempts, base, factor: Retry(
+        max_attempts=attempts, base_delay=base, max_delay=base * factor
+    ),
+    st.integers(1, 1000),
+    st.floats(1e-6, 1e4),
+    st.floats(1, 1e4),
+)
+chances = st.floats(0, 1)
+
+
+@given(st.none() | retries, st.integers(-1, 10**9), chances, chances)
+def test_a_next_try_is_later_bounded_and_monotone(
+    retry: Retry | None, attempts: int, one: float, other: float
+) -> None:
+    due = next_try(retry, attempts, NOW, one)
+    bound = (retry or DEFAULT_RETRY).max_delay
+    assert NOW < due <= NOW + math.ceil(bound * 1000) + 1
+    assert next_try(retry, attempts + 1, NOW, one) >= due
+    low, high = sorted((one, other))
+    assert next_try(retry, attempts, NOW, low) <= next_try(retry, attempts, NOW, high)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_attempts": 0},
+        {"base_delay": 0.0},
+        {"base_delay": -1.0},
+        {"base_delay": 2.0, "max_delay": 1.0},
+        {"max_delay": math.inf},
+        {"base_delay": math.nan},
+    ],
+    ids=str,
+)
+def test_a_retry_that_makes_no_sense_is_refused(bad: dict) -> None:
+    with pytest.raises(UsageError):
+        Retry(**bad)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, 1e-9, math.inf, math.nan])
+def test_an_interval_that_makes_no_sense_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError):
+        Interval(seconds)
+
+
+def test_an_interval_counts_from_at_and_misses_become_one() -> None:
+    every = Interval(10)
+    assert after_tick(every, NOW, NOW + 3) == NOW + 10_000
+    assert after_tick(every, NOW, NOW + 10_000) == NOW + 20_000
+    assert after_tick(every, NOW, NOW + 3_600_001) == NOW + 3_610_000
+    assert after_tick(every, NOW, NOW - 999_999) == NOW + 10_000  # the clock went back
+
+
+@given(
+    st.floats(0.001, 1e7), st.integers(0, NOW), st.integers(0, 2 * NOW)
+)  # an alarm may come early after a clock jump, or years late
+def test_a_tick_is_a_whole_number_of_intervals_later_and_after_now(
+    seconds: float, at: int, now: int
+) -> None:
+    tick = after_tick(Interval(seconds), at, now)
+    step = max(1, round(seconds * 1000))
+    assert tick > now
+    assert tick > at
+    assert (tick - at) % step == 0
+    assert tick - step <= max(now, at)
+
+
+def test_a_cron_tick_comes_after_both() -> None:
+    def ms(*when: int) -> int:
+        return int(datetime(*when, tzinfo=UTC).timestamp() * 1000)
+
+    daily = Cron("0 12 * * *")
+    at = ms(2026, 1, 1, 12)
+    assert after_tick(daily, at, at + 5) == ms(2026, 1, 2, 12)
+    assert after_tick(daily, at, ms(2026, 3, 1, 13)) == ms(2026, 3, 2, 12)
+    assert after_tick(daily, at, ms(2025, 1, 1)) == ms(2026, 1, 2, 12)
+    assert first_tick(daily, at - 1) == at
+
+
+def test_a_bad_cron_is_told_when_it_is_set() -> None:
+    with pytest.raises(UsageError, match="hour"):
+        first_tick(Cron("0 25 * * *"), NOW)
+
+
+@given(
+    st.builds(Interval, st.floats(0.001, 1e9)) | st.builds(Cron, st.text(max_size=9))
+)
+def test_recurrences_survive_their_json(every: Interval | Cron) -> None:
+    assert decode_every(encode_every(every)) == every
+
+
+@given(retries)
+def test_retries_survive_their_json(retry: Retry) -> None:
+    assert decode_retry(encode_retry(retry)) == retry
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"type":"moon"}', '{"type":"interval"}'])
+def test_a_stored_recurrence_that_is_damaged_is_an_error(text: str) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_every(text)
+
+
+KINDS = ("call", "queue", "fiber", "turn", "hook", "deliver", "limit", "wipe")
+
+
+@pytest.mark.parametrize(
+    ("kind", "recurring"), list(itertools.product(KINDS, (False, True)))
+)
+def test_every_verdict(kind, recurring: bool) -> None:
+    assert verdict(kind, recurring, 4, 5) == "retry"
+    ended = {"turn": "settle-error", "fiber": "settle-error", "wipe": "keep-trying",
+             "limit": "keep-trying"}  # fmt: skip
+    other = "give-up-tick" if recurring else "dead"
+    for attempts in (5, 6):
+        assert verdict(kind, recurring, attempts, 5) == ended.get(kind, other)
