@@ -1,0 +1,123 @@
+"""How runs and fibers end: one table, in which every end is for good.
+
+A run or fiber is `running` until something settles it, and there are four ways to be
+settled. They are not degrees of success that could be improved later; they are facts
+about what happened first:
+
+- `completed`: the turn came to its end and its output was valid.
+- `error`: it failed by itself. It raised, its output did not fit, it could not be
+  started, or it was taken up again and again without getting anywhere.
+- `aborted`: somebody with the right to do so ended it, by id; or whoever asked for it
+  ended, and took along what it was waiting for.
+- `interrupted`: nobody wanted it to end, and yet it cannot go on. Its facet was
+  deleted, its class is gone, it was cut in a turn that cannot be resumed, or its
+  budget is over.
+
+The one law is that a terminal status absorbs: the first cause to commit wins, every
+later one is refused and reads the winner. It makes endings commute with everything:
+a cancel that races with the last chunk, a recovery that meets a finished run, a second
+settle after a crash, all are harmless. The same law is asserted by the guard of the
+UPDATE and by a trigger of the schema; here is where it is decided.
+
+The other half of the table is what does NOT end a run. To lose an observer, to hear
+nothing for a while, to be cut by a crash: these are causes too, and the table says of
+each that the run's status stands. Silence is not death; watching is not doing. (A cut
+turn that cannot go on is settled later, by its job, with a cause of its own.)
+
+The table is total: it has a cell for each status and cause, and a test enumerates it.
+A refusal is a value and not an exception, because to come late is normal.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, get_args
+
+from culet.kernel.core.limits import TERMINALS
+from culet.kernel.core.run import Status
+
+Cause = Literal[
+    # the turn itself
+    "finished",
+    "failed",
+    "output-invalid",
+    # who may end it
+    "cancelled",
+    "asker-ended",
+    # what makes it impossible
+    "start-failed",
+    "recovery-exhausted",
+    "not-started",
+    "deleted",
+    "class-gone",
+    "not-resumable",
+    "budget-exceeded",
+    # what ends nothing
+    "progressed",
+    "no-progress",
+    "observer-lost",
+    "caller-cancelled",
+    "node-aborted",
+    "restarted",
+]
+STATUSES: Final[tuple[Status, ...]] = get_args(Status)
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
+
+
+class Moved(NamedTuple):
+    """The run settles: the status and reason that its row gets.
+
+    `reason` None: the cause brings its own, or there is none.
+    """
+
+    status: Status
+    reason: str | None
+
+
+class Refused(NamedTuple):
+    """The status stands; nothing is written, nothing is sent."""
+
+    standing: Status
+
+
+_SETTLES: Final[dict[Cause, Moved]] = {
+    "finished": Moved("completed", None),
+    "failed": Moved("error", None),
+    "output-invalid": Moved("error", "output-invalid"),
+    "cancelled": Moved("aborted", None),
+    "asker-ended": Moved("aborted", "asker-ended"),
+    "start-failed": Moved("error", "start-failed"),
+    "recovery-exhausted": Moved("error", "recovery-exhausted"),
+    "not-started": Moved("interrupted", "not-started"),
+    "deleted": Moved("interrupted", "deleted"),
+    "class-gone": Moved("interrupted", "class-gone"),
+    "not-resumable": Moved("interrupted", "not-resumable"),
+    "budget-exceeded": Moved("interrupted", "budget-exceeded"),
+}
+_WATCHES: Final[tuple[Cause, ...]] = (
+    "progressed",
+    "no-progress",
+    "observer-lost",
+    "caller-cancelled",
+    "node-aborted",
+    "restarted",
+)
+TABLE: Final[dict[tuple[Status, Cause], Moved | Refused]] = {
+    **{("running", cause): moved for cause, moved in _SETTLES.items()},
+    **{("running", cause): Refused("running") for cause in _WATCHES},
+    **{
+        (status, cause): Refused(status)
+        for status in STATUSES
+        if status in TERMINALS
+        for cause in CAUSES
+    },
+}
+
+
+def advance(current: Status, cause: Cause) -> Moved | Refused:
+    """Return what a cause does to a run or fiber that stands at `current`."""
+    return TABLE[current, cause]
+
+
+def is_terminal(status: Status) -> bool:
+    """Whether a status is for good."""
+    return status in TERMINALS

@@ -1,0 +1,62 @@
+"""The lattice of statuses: total, absorbing, and silent about who watches."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culet.kernel.core.limits import TERMINALS
+from culet.kernel.core.status import (
+    CAUSES,
+    STATUSES,
+    TABLE,
+    Cause,
+    Moved,
+    Refused,
+    advance,
+    is_terminal,
+)
+
+CELLS = list(itertools.product(STATUSES, CAUSES))
+SETTLES = {
+    "finished": "completed", "failed": "error", "output-invalid": "error",
+    "cancelled": "aborted", "asker-ended": "aborted", "start-failed": "error",
+    "recovery-exhausted": "error", "not-started": "interrupted",
+    "deleted": "interrupted", "class-gone": "interrupted",
+    "not-resumable": "interrupted", "budget-exceeded": "interrupted",
+}  # fmt: skip
+
+
+def test_the_table_is_total_and_holds_nothing_else() -> None:
+    assert set(TABLE) == set(CELLS)
+
+
+@pytest.mark.rule("I-01")
+@pytest.mark.parametrize(("status", "cause"), CELLS, ids="-".join)
+def test_every_cell(status: str, cause: Cause) -> None:
+    outcome = advance(status, cause)
+    if status in TERMINALS or cause not in SETTLES:
+        assert outcome == Refused(status)
+    else:
+        assert isinstance(outcome, Moved)
+        assert outcome.status == SETTLES[cause]
+        assert is_terminal(outcome.status)
+
+
+def test_terminals_are_the_four() -> None:
+    assert {s for s in STATUSES if is_terminal(s)} == TERMINALS
+    assert not is_terminal("running")
+
+
+@given(st.lists(st.sampled_from(CAUSES)))
+def test_the_first_settling_cause_wins_whatever_follows(causes: list[Cause]) -> None:
+    status = "running"
+    for cause in causes:
+        outcome = advance(status, cause)
+        if isinstance(outcome, Moved):
+            status = outcome.status
+    first = next((SETTLES[c] for c in causes if c in SETTLES), "running")
+    assert status == first
