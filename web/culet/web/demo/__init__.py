@@ -1,0 +1,1 @@
+"""The demo: an assistant over a folder of real documents."""
