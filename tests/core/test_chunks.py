@@ -127,6 +127,29 @@ def test_a_late_input_fills_an_approval_and_leaves_its_state() -> None:
     assert parts[0]["input"] == {"q": 1}
 
 
+def test_an_approval_keeps_its_descriptor_and_an_input_may_come_with_a_delta() -> None:
+    parts = fold(
+        [
+            {"type": "tool-input-start", "toolCallId": "c", "toolName": "f"},
+            {"type": "tool-input-delta", "toolCallId": "c", "input": {"part": 1}},
+            {
+                "type": "tool-approval-request",
+                "toolCallId": "c",
+                "approvalId": "p",
+                "approvalDescriptor": {"why": 1},
+            },
+        ]
+    )
+    assert parts[0]["input"] == {"part": 1}
+    assert parts[0]["approval"] == {"id": "p", "descriptor": {"why": 1}}
+
+
+def test_a_tool_chunk_without_a_call_id_makes_no_part() -> None:
+    for kind in ("tool-input-start", "tool-input-available", "tool-input-error"):
+        for call in ({}, {"toolCallId": ""}, {"toolCallId": 7}):
+            assert fold([{"type": kind, "toolName": "f", **call}]) == []
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [

@@ -111,6 +111,7 @@ def test_a_chat_request_is_json_in_json() -> None:
         request("[]"),
         request({}),
         request({"messages": [{"id": 1}]}),
+        request({"messages": [7]}),
         request({"messages": [USER | {"role": []}]}),
         request({"messages": [USER | {"parts": [1]}]}),
         request({"messages": [USER], "trigger": ["x"]}),
@@ -118,7 +119,7 @@ def test_a_chat_request_is_json_in_json() -> None:
         request("[" * 100_000),
         json.dumps({"type": "cf_agent_chat_messages", "messages": [{"id": "m"}]}),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_an_unusable_chat_frame_is_ignored_with_a_reason(text: str) -> None:
     frame = decode_client_frame(text)

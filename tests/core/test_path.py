@@ -199,6 +199,30 @@ def test_depth_is_bounded() -> None:
         build_agent_path([("Supervisor", "u")] + [("JobRunner", "x")] * DEPTH_MAX)
 
 
+def test_a_path_needs_a_step_and_an_origin_that_parses() -> None:
+    with pytest.raises(UsageError):
+        build_agent_path([])
+    for origin in ("http://[::1", "http://h:99999", "ftp://h", "https://", "//h"):
+        with pytest.raises(UsageError):
+            build_agent_url(origin, [("A", "u")])
+    url = build_agent_url("wss://H.test:443/", [("A", "u")], leaf_path="x")
+    assert url == "wss://h.test/agents/a/u/x"
+
+
+@pytest.mark.rule("F-161", "F-162", "F-163")
+def test_prefixes_and_leaves() -> None:
+    steps = [("Supervisor", "u")]
+    for prefix in ("", "/a", "a/", "a//b", "a/../b", ".", "sub", "a?b", "%2e", "a b"):
+        with pytest.raises(UsageError):
+            build_agent_path(steps, prefix=prefix)
+    for leaf in ("a?b", "a#b", "../x", "//", "a//b", "a/", "a b", "/%2E%2e", "é"):
+        with pytest.raises(UsageError):
+            build_agent_path(steps, leaf_path=leaf)
+    assert build_agent_path(steps, "api/v1", "/") == "/api/v1/supervisor/u/"
+    assert build_agent_path(steps, leaf_path="a/b") == "/agents/supervisor/u/a/b"
+    assert build_agent_path(steps, root_binding="COUNTER_DO") == "/agents/counter-do/u"
+
+
 def test_a_leaf_keeps_later_markers_and_cannot_begin_with_one() -> None:
     parsed = parse_agent_path("/agents/supervisor/u/files/sub/job-runner/r?a=1", KNOWN)
     assert parsed is not None

@@ -229,9 +229,60 @@ odd = st.recursive(
     )
 )  # fmt: skip
 def test_no_frame_of_any_shape_raises(frames: list[Any]) -> None:
-    state = reduce(frames)
-    state.to_json()
+    state = reduce(frames, reduce(frames))  # what had to wait for its start is in now
     assert reduce(frames, state).to_json() == state.to_json()
+
+
+def test_progress_is_the_latest_and_a_milestone_is_progress_too() -> None:
+    def progress(sequence: int, own: object = None, **data: Any) -> dict:
+        body = {"type": "data-agent-progress", "transient": True, "data": data}
+        return chunk(sequence, **body, **({"id": own} if own else {}))
+
+    def milestone(place: int, /, **data: Any) -> dict:
+        return chunk(place, type="data-agent-milestone", data=data)
+
+    frames = [
+        start(),
+        progress(1, "p1", fraction=0.5, message="half", data={"a": 1}, at=10),
+        progress(2, fraction=True, message=3, phase="late", at=20),
+        milestone(3, name="read", sequence=1, at=30, fraction=0.7, data=2),
+        milestone(4, name="old", sequence=2, at=5),
+        milestone(5, name="again", sequence=1, at=50),
+        milestone(6, sequence=3),
+        chunk(7, type="data-agent-milestone", data="odd"),
+    ]
+    after = [reduce(frames[: count + 1]).runs_by_id["r"] for count in range(8)]
+    assert after[1]["progress"] == {
+        "fraction": 0.5, "message": "half", "data": {"a": 1}, "at": 10
+    }  # fmt: skip
+    assert after[2]["progress"] == {"phase": "late", "at": 20}
+    assert after[3]["progress"] == {"fraction": 0.7, "milestone": "read", "at": 30}
+    assert after[7]["progress"] == after[3]["progress"]
+    names = [reached["name"] for reached in after[7]["milestones"]]
+    assert names == ["read", "old"]
+    assert after[7]["milestones"][0]["data"] == 2
+
+
+def test_a_frame_with_an_id_of_its_own_is_known_by_it() -> None:
+    body = json.dumps({"type": "text-delta", "delta": "big"})
+    unstored = event(3, "chunk", body=body, unstoredId="u1")
+    state = reduce([start(), unstored, {**unstored, "sequence": 9}])
+    assert state.runs_by_id["r"]["parts"][0]["text"] == "big"
+
+
+def test_a_body_that_is_no_object_changes_no_part() -> None:
+    for body in ("[1]", "nonsense", 7, None, "[" * 100_000):
+        state = reduce([start(), event(1, "chunk", body=body)])
+        assert state.runs_by_id["r"]["parts"] == []
+
+
+def test_the_seen_set_of_a_branch_is_its_own() -> None:
+    one = reduce([start()])
+    left = reduce([chunk(1, type="text-delta", delta="L")], one)
+    right = reduce([chunk(2, type="text-delta", delta="R")], one)
+    assert len(one._seen) == 1
+    assert reduce([chunk(2, type="text-delta", delta="R")], left) is not left
+    assert reduce([chunk(2, type="text-delta", delta="R")], right) is right
 
 
 def test_siblings_sort_by_order_then_by_code_points() -> None:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from calendar import monthrange
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
@@ -40,6 +39,7 @@ from culet.kernel.core.limits import CRON_TEXT_MAX, CRON_YEARS
 from culet.kernel.errors import UsageError
 
 _DAY_S: Final = 86_400
+_DAY: Final = timedelta(days=1)
 _ALIASES: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -49,21 +49,11 @@ _ALIASES: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS: Final = [
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "may",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "oct",
-    "nov",
-    "dec",
-]
-_WEEKDAYS: Final = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_MONTHS: Final = (
+    "jan", "feb", "mar", "apr", "may", "jun",
+    "jul", "aug", "sep", "oct", "nov", "dec",
+)  # fmt: skip
+_WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
 class _Field(NamedTuple):
@@ -111,7 +101,7 @@ def next_fire(expr: str, tz: str, after_ms: int) -> int:
     zone = _zone(tz)
     lowest = after_ms // 1000 + 1  # fires are whole seconds
     try:
-        here = datetime.fromtimestamp(lowest, zone).date() - timedelta(days=1)
+        here = datetime.fromtimestamp(lowest, zone).date() - _DAY
         for day in _dates(cron, here):
             found = _in_day(cron, zone, day, lowest)
             if found is not None:
@@ -229,7 +219,7 @@ def _dates(cron: Cron, first: date) -> Iterator[date]:
         year, month = divmod(first.year * 12 + first.month - 1 + months, 12)
         if month + 1 not in cron.months:
             continue
-        length = monthrange(year, month + 1)[1]
+        length = (date(year + month // 11, (month + 1) % 12 + 1, 1) - _DAY).day
         for day in range(first.day if months == 0 else 1, length + 1):
             here = date(year, month + 1, day)
             if _date_matches(cron, here, length):
@@ -251,7 +241,7 @@ def _in_day(cron: Cron, zone: ZoneInfo, day: date, lowest: int) -> int | None:
     """
     midnight = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
     low = _offset(zone, day)
-    high = _offset(zone, day + timedelta(days=1))
+    high = _offset(zone, day + _DAY)
     if low == high:
         return _stretch(cron, midnight, low, lowest, 0, _DAY_S)
     change = _change(zone, midnight - low, midnight + _DAY_S - high, low)

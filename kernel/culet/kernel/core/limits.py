@@ -31,6 +31,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     slice_s: float = 0.002  # of work in the loop before a checkpoint
     busy_s: float = 5.0  # how long a busy open is tried again
     segment_bytes: int = 4 << 20  # of the tree log
+    checkpoint_frames: int = 1000  # of a WAL: then a checkpoint is wanted
+    huge_frames: int = 3000  # of a WAL: never checkpointed in the loop
+    checkpoint_s: float = 0.003  # of checkpoints in the loop after one record
     writer_threads: int = 2
 
     # jobs
