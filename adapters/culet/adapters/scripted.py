@@ -47,19 +47,16 @@ class ScriptedModel:
 
         Raises `UsageError` if the script has no such step.
         """
-        last: ModelEvent | None = None
+        called = finished = False
         for event in _resumed(self._items(request), request.partial):
             await self._sleep(self._pace_s)
             if isinstance(event, Exception):
                 raise event
             yield event
-            last = (
-                event
-                if not isinstance(last, ToolCall) or isinstance(event, Finish)
-                else last
-            )
-        if not isinstance(last, Finish):
-            yield Finish("tool-calls" if isinstance(last, ToolCall) else "stop")
+            called = called or isinstance(event, ToolCall)
+            finished = isinstance(event, Finish)
+        if not finished:
+            yield Finish("tool-calls" if called else "stop")
 
     def _items(self, request: ModelRequest) -> Iterable[ScriptItem]:
         if callable(self._steps):

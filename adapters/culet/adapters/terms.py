@@ -46,7 +46,7 @@ def singular(word: str) -> str:
     return word[:-1]
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def parts(identifier: str) -> tuple[str, ...]:
     """Return the terms of one identifier, the most exact first, without repeats.
 
