@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culet.web.demo.passages import LINE_CHARS, LINES_MAX, is_prose, split, terms_of
+from culet.web.demo.passages import (
+    CHARS_MAX,
+    LINE_CHARS,
+    LINES_MAX,
+    is_prose,
+    split,
+    terms_of,
+)
 
 CODE = """\
 import heapq
@@ -23,9 +30,10 @@ class Queue(Base):
         self.items.append(item)
 """
 KINDS = ["", "  ", "x = 1", "def f():", "class A:", "# note", "@dec", "\x0c", "a\r"]
+LONG = "words " * (LINE_CHARS // 10)
 DATA = "y" * (LINE_CHARS + 1)
 LINES = st.lists(
-    st.sampled_from([*KINDS, DATA, "# Heading", "words of prose"]), max_size=60
+    st.sampled_from([*KINDS, DATA, LONG, "# Heading", "words of prose"]), max_size=60
 )
 
 
@@ -39,6 +47,7 @@ def test_passages_are_whole_lines_in_order(lines: list[str], prose: bool) -> Non
         assert "\n".join(lines[passage.line - 1 : passage.line - 1 + count]) == (
             passage.text
         )
+        assert len(passage.text) - count < CHARS_MAX
         assert passage.line > end
         assert passage.text.split("\n")[0].strip()
         assert passage.text.split("\n")[-1].strip()

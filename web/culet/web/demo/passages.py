@@ -26,7 +26,9 @@ from culet.adapters.terms import is_term, parts, tokenize
 
 LINES_MAX: Final = 12
 LINES_MIN: Final = 5  # a new definition does not cut off fewer lines than these
-LINE_CHARS: Final = 1_000
+LINE_CHARS: Final = 4_000  # a paragraph may be one line; what is longer is data
+CHARS_MAX: Final = 4_000  # of a passage, its line ends not counted
+assert CHARS_MAX <= LINE_CHARS  # so a line that is left out always cuts
 _HEAD: Final = re.compile(
     r"""(?P<indent>[ \t]*)(?:
         (?P<decorator>@)
@@ -58,14 +60,16 @@ def split(text: str, *, prose: bool = False) -> Iterator[Passage]:
     names: list[tuple[int, str]] = []  # (index of the line in `held`, name)
     owners: list[tuple[int, str]] = []  # open classes: (indent, name)
     first = 1
+    size = 0
     decorated = False
 
     def cut(count: int) -> Passage | None:
-        nonlocal first, held, names
+        nonlocal first, held, names, size
         taken = tuple(name for at, name in names if at < count)
         passage = _trimmed(first, held[:count], taken)
         first += count
         held = held[count:]
+        size = sum(map(len, held))
         names = [(at - count, name) for at, name in names if at >= count]
         return passage
 
@@ -79,12 +83,13 @@ def split(text: str, *, prose: bool = False) -> Iterator[Passage]:
                 yield passage
         elif len(held) >= LINES_MAX and (passage := cut(_seam(held))):
             yield passage
+        if held and size + len(line) > CHARS_MAX and (passage := cut(len(held))):
+            yield passage
         if len(line) > LINE_CHARS:
-            if held and (passage := cut(len(held))):
-                yield passage
             first += 1
             continue
         held.append(line)
+        size += len(line)
         decorated = head is not None and bool(head["decorator"])
         if head is not None and not decorated:
             names.append((len(held) - 1, _qualified(head, owners)))
