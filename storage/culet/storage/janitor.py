@@ -5,7 +5,7 @@ segment. It may have one only while nothing of it is waiting for a record; a hot
 never is, so it is *held*: `room` is False and the kernel's writers wait for the next
 record. A user's synchronous SQL is not held.
 
-Copying pages costs about 3 microseconds each, so a WAL beyond `HUGE` frames is never
+Copying pages costs about 3 microseconds each, so a WAL beyond `limits.huge_frames` is never
 checkpointed in the loop: the loop closes its connection, and the janitor does it with
 one of its own. A statement that comes meanwhile waits for it (`wait_for`).
 """
@@ -15,19 +15,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
-from typing import Final
 
 import apsw
 
+from culet.kernel.core.limits import Limits
 from culet.kernel.errors import StorageError
 from culet.kernel.ports import Chore
 
 from .errors import CAUGHT, storage_error
 from .treelog import Tracked, TreeLog
-
-LONG: Final = 1000  # frames: a checkpoint is wanted
-HUGE: Final = 3000  # frames: never in the loop
-_BUDGET_NS: Final = 3_000_000  # of checkpoints after one record
 
 
 class Connections:
@@ -74,8 +70,11 @@ class _Away:
 class Janitor:
     """The tidying of one tree. Methods run in the loop; a chore's work elsewhere."""
 
-    def __init__(self, log: TreeLog, connections: Connections) -> None:
+    def __init__(self, log: TreeLog, connections: Connections, limits: Limits) -> None:
         self._log = log
+        self._long_frames = limits.checkpoint_frames
+        self._huge_frames = limits.huge_frames
+        self._budget_ns = int(limits.checkpoint_s * 1e9)
         self._connections = connections
         self._long: dict[Tracked, None] = {}
         self._held: dict[Tracked, None] = {}
@@ -89,7 +88,7 @@ class Janitor:
 
     def committed(self, file: Tracked) -> None:
         """Look at a file that has just grown."""
-        if file.end >= LONG:
+        if file.end >= self._long_frames:
             self._long[file] = None
 
     def forget(self, file: Tracked) -> None:
@@ -109,9 +108,9 @@ class Janitor:
     # --- after a record
 
     def tidy(self) -> None:
-        """Checkpoint what may be, at most 3 ms of it; plan the rest."""
+        """Checkpoint what may be, for `limits.checkpoint_s`; plan the rest."""
         log = self._log
-        end = perf_counter_ns() + _BUDGET_NS
+        end = perf_counter_ns() + self._budget_ns
         if len(log.segments) > 1:
             log.retire()
         for file in self._wanted():
@@ -145,7 +144,7 @@ class Janitor:
             else:
                 self._release(file)
             return
-        if file.end > HUGE:
+        if file.end > self._huge_frames:
             self._send_away(file)
             return
         try:
@@ -236,7 +235,7 @@ class Janitor:
             log.synced = max(log.synced, upto)
             self.tidy()
 
-        self._plan(lambda: log.folder.sync(name), then)
+        self._plan(lambda: log.sync_log(name), then)
 
     # --- a huge WAL
 

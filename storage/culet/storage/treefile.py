@@ -142,7 +142,7 @@ class SqliteTree(Connections):
             level=level,
             segment_bytes=self.limits.segment_bytes,
         )
-        self._janitor = Janitor(self.log, self)
+        self._janitor = Janitor(self.log, self, self.limits)
         self._tree_file = self.log.files.get(TREE_FILE) or self.log.create(
             TREE_FILE, templates.tree
         )

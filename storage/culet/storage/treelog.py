@@ -127,6 +127,7 @@ class TreeLog:
         self._checksum = plan.checksum
         self._offset = 0  # where the next record begins; the writer's alone
         self._acked_segment = plan.top
+        self._named = True  # the names of the segments are durable in the folder
         self._filled = 0  # the same, as the loop knows it
         self._first = False
         self._capacity = 0
@@ -179,11 +180,13 @@ class TreeLog:
         record = self.begin()
         self.fill(record)
         self.write(record, sync=False)
-        if self.power or old_segments:
+        self.done(record)
+        if self.power or old_segments:  # else there is nothing yet to lose
             self.folder.sync(name)
             self.folder.sync_folder()
-        self.done(record)
-        self.synced = self.acked
+            self.synced = self.acked
+        else:
+            self._named = False
         for number in old_segments:
             self.folder.unlink(segment_name(number))
 
@@ -370,8 +373,15 @@ class TreeLog:
             file.fresh = False
 
     def log_to_sync(self) -> tuple[str, int]:
-        """Return the segment whose sync (janitor) makes records up to that lsn safe."""
+        """Return the segment whose sync makes all records up to that lsn durable."""
         return segment_name(self._acked_segment), self.acked
+
+    def sync_log(self, segment: str) -> None:
+        """Make the acked records durable (janitor, level `process`)."""
+        self.folder.sync(segment)
+        if not self._named:
+            self.folder.sync_folder()
+            self._named = True
 
     def fail(self, error: BaseException) -> None:
         """Refuse all further records: the tree must be restarted from the disk."""
