@@ -220,20 +220,18 @@ class Store(Protocol):
 
 
 class Blob:
-    """A frame on its way out: encoded once, shared by all who get it.
+    """Frames on their way out: encoded once, shared by all who get them.
 
-    `text` is one WebSocket message (str) or binary (bytes). A transport may keep its
-    own framing of it in `framed`.
+    Each of `texts` is one WebSocket message (str) or a binary one (bytes). A transport
+    may keep its own framing of them all in `framed`.
     """
 
-    __slots__ = ("framed", "text")
+    __slots__ = ("framed", "size", "texts")
 
-    def __init__(self, text: str | bytes) -> None:
-        self.text = text
+    def __init__(self, *texts: str | bytes) -> None:
+        self.texts = texts
+        self.size = sum(map(len, texts))
         self.framed: bytes | None = None
-
-    def __len__(self) -> int:
-        return len(self.text)
 
 
 class Peer(Protocol):

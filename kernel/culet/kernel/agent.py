@@ -1,0 +1,564 @@
+"""The agent class: names, docstrings and hooks. What they do lives in the modules named.
+
+Subclass it, write `async def` methods and hooks. Whatever is defined here as a member
+and is not a hook cannot be redefined: such a class is refused when the kernel opens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
+
+import msgspec
+import trio
+
+from .core import frames
+from .core.job import Retry
+from .core.path import PathStep, kebab
+from .core.run import AgentToolRun
+from .errors import NotFound, UsageError
+from .http import ConnectContext, Request, Response
+from .node import Ambient, Node, ambient
+from .nouns import (
+    DynamicAgents,
+    FibersNoun,
+    QueueNoun,
+    RunsNoun,
+    SchedulesNoun,
+    SocketsNoun,
+)
+from .ports import Blob
+from .runs import Ask, Detached
+from .schedules import Schedule
+from .sockets import Connection, load_state, store_state
+from .storage import Transaction, rows
+from .streams import Cursor
+from .tree import ChildFailure, ChildRef
+from .turn import CancelToken, Chunk, Progress, Turn
+
+if TYPE_CHECKING:
+    from .fibers import FiberRecovery, FiberResolution
+    from .ports import Level
+    from .tools import AgentTool
+
+A = TypeVar("A", bound="Agent")
+Source = Connection | Literal["server"]
+
+
+class AgentKernel:
+    """What an agent sees of its kernel."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def get_agent(self, cls: type[A], name: str) -> A:
+        """Return a stub of another root; what this agent wrote is durable first."""
+        await self._node.tree.durable()
+        return await self._node.tree.kernel.get_agent(cls, name)
+
+
+class Agent:
+    """Base of all agents."""
+
+    initial_state: ClassVar[Any] = None
+    max_concurrent_agent_tools: ClassVar[int | None] = None
+    supervision: ClassVar[Literal["contain", "escalate"]] = "contain"
+    retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
+    resumable: ClassVar[bool] = False
+    durability: ClassVar[Level | None] = None
+    turn_lane: ClassVar[str | None] = None  # chat bases: one turn after the other
+    turn_frames: ClassVar[bool] = False  # chat bases: own clients see turns
+
+    _node: Node
+    _state: Any = None
+
+    __culet_final__: ClassVar[frozenset[str]] = frozenset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__culet_final__ and name not in ("_state", "_node"):
+            msg = f"{name!r} belongs to Agent; give the attribute another name"
+            raise UsageError(msg)
+        object.__setattr__(self, name, value)
+
+    # ---- hooks: write the ones that you need
+
+    async def on_start(self, props: Any = None) -> None:
+        """Called once per life of the node, before anything else of it."""
+
+    async def on_before_sub_agent(
+        self, request: Request, child: ChildRef
+    ) -> Request | Response | None:
+        """Gate of one hop, before the child is opened: None lets the request through.
+
+        The default admits the facet of a run only if this agent has it already.
+        """
+        return self._default_gate(child)
+
+    async def on_request(self, request: Request) -> Response:
+        """Answer an HTTP request; the default is 404."""
+        return Response("Not implemented", 404)
+
+    async def on_connect(self, connection: Connection, ctx: ConnectContext) -> None:
+        """Called when a client has connected, after the protocol's own frames."""
+
+    async def on_message(self, connection: Connection, message: str | bytes) -> None:
+        """Called for each message that is not a frame of the protocol."""
+
+    async def on_close(
+        self, connection: Connection, code: int, reason: str, was_clean: bool
+    ) -> None:
+        """Called when a client is gone, if this agent is awake."""
+
+    async def on_error(
+        self, error: BaseException, *, connection: Connection | None = None
+    ) -> None:
+        """Called for an error of a message handler; returning means handled."""
+        raise error
+
+    async def on_child_failed(self, child: ChildRef, error: ChildFailure) -> None:
+        """Called when a facet broke by itself; it is stopped by then."""
+
+    async def on_fiber_recovered(self, ctx: FiberRecovery) -> FiberResolution | None:
+        """Say how a fiber ends whose process is gone; None: `interrupted`."""
+        return None
+
+    def validate_state_change(self, next: Any, source: Source) -> None:  # noqa: A002
+        """Raise to refuse a new state; `source` is a connection or "server"."""
+
+    async def on_state_changed(self, state: Any, source: Source) -> None:
+        """Called after a new state is stored and on its way to the clients."""
+
+    async def on_agent_tool_start(self, run: AgentToolRun) -> None:
+        """Called when a run of this agent was written down. Cannot change it."""
+
+    async def on_agent_tool_finish(self, run: AgentToolRun) -> None:
+        """Called when a run has ended; owed until it has been called once."""
+
+    async def on_progress(self, run: AgentToolRun, progress: Progress) -> None:
+        """Called with progress that a run of this agent reported."""
+
+    def get_connection_tags(
+        self, connection: Connection, ctx: ConnectContext
+    ) -> list[str]:
+        """Return labels for `sockets.list(tag)`."""
+        return []
+
+    def should_connection_be_readonly(
+        self, connection: Connection, ctx: ConnectContext
+    ) -> bool:
+        """Whether state frames of that client are refused."""
+        return False
+
+    def should_send_protocol_messages(
+        self, connection: Connection, ctx: ConnectContext
+    ) -> bool:
+        """Whether that client gets identity, state and run frames."""
+        return True
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        """Do one turn: an async generator of chunks. Makes a class runnable as a tool."""
+        raise NotFound(f"{type(self).__name__} has no on_turn")
+        yield {}
+
+    # ---- identity
+
+    @property
+    def name(self) -> str:
+        """The name under which this agent is addressed in its parent."""
+        return self._node.name
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class."""
+        return self._node.kind.name
+
+    @property
+    def self_path(self) -> list[PathStep]:
+        """The steps from the root to this agent."""
+        return [PathStep(n.kind.name, n.name) for n in self._node.lineage()]
+
+    @property
+    def parent_path(self) -> list[PathStep]:
+        """The steps from the root to the parent; empty for a root."""
+        return self.self_path[:-1]
+
+    @property
+    def kernel(self) -> AgentKernel:
+        """The way to other roots."""
+        return AgentKernel(self._node)
+
+    async def parent_agent(self, cls: type[A]) -> A:
+        """Return a stub of the parent, which must be of that class."""
+        parent = self._node.parent
+        if parent is None:
+            raise NotFound("a root has no parent")
+        if parent.kind.cls is not cls:
+            msg = f"the parent is a {parent.kind.name}, not a {cls.__name__}"
+            raise UsageError(msg)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return cast(A, parent.tree.stub(parent.slot, parent.kind))
+
+    # ---- nouns
+
+    @property
+    def dynamic_agents(self) -> DynamicAgents:
+        """Its facets."""
+        return DynamicAgents(self._node)
+
+    @property
+    def runs(self) -> RunsNoun:
+        """Its agent-tool runs."""
+        return RunsNoun(self._node)
+
+    @property
+    def schedules(self) -> SchedulesNoun:
+        """Its schedules."""
+        return SchedulesNoun(self._node)
+
+    @property
+    def queue(self) -> QueueNoun:
+        """Its queue of calls."""
+        return QueueNoun(self._node)
+
+    @property
+    def fibers(self) -> FibersNoun:
+        """Its fibers."""
+        return FibersNoun(self._node)
+
+    @property
+    def sockets(self) -> SocketsNoun:
+        """Its connections."""
+        return SocketsNoun(self._node)
+
+    # ---- storage
+
+    def sql(self, query: str, *params: Any) -> list[Any]:
+        """Run one statement on this agent's own file and return its rows.
+
+        Commits by itself unless inside `transaction()`. Raises `SqlError` for what is
+        refused (transaction verbs, ATTACH, PRAGMA, writing `culet_` tables), too long or
+        too many rows; `StorageFull` at the quota.
+        """
+        node = self._node
+        node.check()
+        result = node.db.user(query, params, node.tree.kernel.limits.sql_rows)
+        node.tree.touched()
+        return rows(result.columns, result.rows)
+
+    def transaction(self) -> Transaction:
+        """Return a context manager for several statements in one commit; no await inside."""
+        return Transaction(self._node)
+
+    async def durable(self) -> None:
+        """Wait until everything that this tree has committed so far is durable."""
+        self._node.check()
+        await self._node.tree.durable()
+
+    # ---- state
+
+    @property
+    def state(self) -> Any:
+        """The state, a JSON value; `initial_state` until one is set."""
+        return self._state
+
+    def set_state(self, next: Any) -> None:  # noqa: A002
+        """Store a new state and send it to every client. Never blocks."""
+        self._node.check()
+        self._take_state(next, None)
+
+    def _take_state(self, value: Any, source: Connection | None) -> None:
+        object.__setattr__(self, "_state", store_state(self._node, value, source))
+
+    # ---- sockets
+
+    def broadcast(
+        self, message: str | bytes, without: Collection[Connection | str] = ()
+    ) -> None:
+        """Send one message to every client but those in `without` (connections or ids)."""
+        node = self._node
+        node.check()
+        skipped = without
+        if without:
+            ids = {w for w in without if isinstance(w, str)}
+            skipped = [c for c in node.tree.sockets.of(node.slot)
+                       if c in without or c.id in ids]  # fmt: skip
+        node.tree.sockets.push_all(node.slot, Blob(message), without=skipped, raw=True)
+
+    # ---- time
+
+    async def schedule(
+        self,
+        when: float | datetime | str,
+        callback: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        idempotent: bool | None = None,
+        retry: Retry | None = None,
+        tz: str | None = None,
+        jitter: float = 0.0,
+    ) -> Schedule:
+        """Owe a call of one of this agent's methods: in seconds, at a time, or by cron.
+
+        The method gets `(payload, schedule)`. At least once, never early.
+        """
+        made = self._node.tree.schedules.add(
+            self._node, when, callback, payload, idempotent=idempotent,
+            retry=retry or self.retry, tz=tz, jitter=jitter,
+        )  # fmt: skip
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return made
+
+    async def schedule_every(
+        self,
+        seconds: float,
+        callback: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        retry: Retry | None = None,
+    ) -> Schedule:
+        """Owe a call every so many seconds; the same one twice is one."""
+        made = self._node.tree.schedules.every(
+            self._node, seconds, callback, payload, retry or self.retry
+        )
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return made
+
+    # ---- fibers and background
+
+    async def run_fiber(self, name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+        """Run `fn` as a fiber in this task: after a crash it is recovered, not lost.
+
+        Returns what `fn` returns. Its row is dropped with its end.
+        """
+        node = self._node
+        taken = node.tree.fibers.begin(
+            node, name, node.tree.kernel.chance.id(), None, None
+        )
+        return await node.tree.fibers.run(node, taken, fn, keep=False)
+
+    def stash(self, data: Any) -> None:
+        """Store a checkpoint of the fiber or turn that this code works for."""
+        self._node.tree.fibers.stash(self._node, data)
+
+    def keep_alive(self) -> KeepAlive:
+        """`async with self.keep_alive():` keeps this agent in memory meanwhile."""
+        return KeepAlive(self._node)
+
+    def spawn(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Start a task of this agent: cancelled with it, its failure breaks this facet."""
+        here = ambient.get()
+        ctx = Ambient(self._node) if here is None else here._replace(node=self._node)
+        self._node.spawn(ctx, fn, *args)
+
+    async def destroy(self) -> NoReturn:
+        """Delete this agent with its storage and all below it. Never returns."""
+        node = self._node
+        node.check()
+        if node.parent is None:
+            node.tree.start_soon(node.tree.kernel.destroy_root, node.tree)
+        else:
+            node.tree.start_soon(node.tree.delete, node.slot)
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    # ---- agent tools
+
+    async def run_agent_tool(
+        self,
+        tool: type[Agent] | AgentTool,
+        input: Any = None,  # noqa: A002
+        *,
+        run_id: str | None = None,
+        parent_tool_call_id: str | None = None,
+        display_order: int = 0,
+        display: Any = None,
+        input_preview: Any = None,
+        cancel: CancelToken | None = None,
+        detached: bool | Detached = False,
+        no_progress_s: float | None = None,
+        output_type: Any = None,
+    ) -> AgentToolRun:
+        """Run a facet as a tool: durable, idempotent by `run_id`, one truthful end.
+
+        Waits for the end unless `detached`. Cancelling the caller only loses the
+        observer: the run goes on, and the same id joins it again.
+        """
+        from .tools import AgentTool
+
+        node = self._node
+        if isinstance(tool, AgentTool):
+            input = tool.check_input(input)  # noqa: A001
+            display = tool.display if display is None else display
+            output_type = tool.output_type if output_type is None else output_type
+            tool = tool.cls
+        kind = node.tree.kernel.classes.of(tool)
+        policy = detached if isinstance(detached, Detached) else None
+        if detached is True:
+            policy = Detached()
+        if policy is not None and policy.on_finish is not None:
+            from .schedules import callback_name
+
+            callback_name(node, policy.on_finish)
+        check = None
+        if output_type is not None:
+            wanted = output_type
+
+            def check(value: Any) -> Any:
+                return msgspec.convert(value, wanted)
+
+        ask = Ask(
+            run_id=run_id, tool_call_id=parent_tool_call_id, order=display_order,
+            display=display, preview=input_preview, cancel=cancel, detached=policy,
+            no_progress_s=no_progress_s, check=check,
+        )  # fmt: skip
+        return await node.tree.runs.run(node, kind, input, ask)
+
+    async def report_progress(
+        self,
+        *,
+        fraction: float | None = None,
+        message: str | None = None,
+        phase: str | None = None,
+        milestone: str | None = None,
+        data: Any = None,
+    ) -> None:
+        """Report progress of the turn that this code works for; stored and replayed."""
+        here = ambient.get()
+        if here is None or here.turn is None or here.node is not self._node:
+            raise UsageError("report_progress belongs into a turn")
+        if fraction is not None and not 0 <= fraction <= 1:
+            msg = f"fraction is in 0..1, not {fraction!r}"
+            raise UsageError(msg)
+        here.turn.report(Progress(fraction, message, phase, milestone, data))
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    # ---- for the kernel and chat bases
+
+    async def _begin(self, props: Any) -> None:
+        """Load the state and run `on_start`."""
+        text = load_state(self._node)
+        value = self.initial_state if text is None else msgspec.json.decode(text)
+        if text is None and value is not None:
+            value = msgspec.json.decode(msgspec.json.encode(value))
+        object.__setattr__(self, "_state", value)
+        await self._prepare()
+        if self._node.kind.start_takes_props:
+            await self.on_start(props)
+        else:
+            await self.on_start()
+
+    async def _prepare(self) -> None:
+        """Chat bases load what they keep."""
+
+    async def _connected(self, connection: Connection, ctx: ConnectContext) -> None:
+        """Say who this agent is, replay its runs, then let the user's hook speak."""
+        connection.tags = (connection.id, *self.get_connection_tags(connection, ctx))
+        connection.readonly = self.should_connection_be_readonly(connection, ctx)
+        connection.protocol = self.should_send_protocol_messages(connection, ctx)
+        hello: list[str] = []
+        cursors: list[Cursor] = []
+        if connection.protocol:
+            state = self._state
+            follows = state is not None
+            me = frames.identity(
+                self.name, kebab(self.class_name), state_follows=follows
+            )
+            hello = [me]
+            if follows:
+                hello.append(frames.state(msgspec.json.encode(state).decode()))
+            hello.append(frames.MCP_SERVERS)
+            hello += self._hello(connection)
+            cursors = self._node.tree.runs.cursors(self._node.slot)
+        connection.attach(hello, cursors)
+        await self.on_connect(connection, ctx)
+
+    def _hello(self, connection: Connection) -> list[str]:
+        """Return what a chat base says to a client that connects."""
+        return []
+
+    def _frame(self, connection: Connection, frame: Any) -> bool:
+        """Handle a chat frame, without waiting; False: it is an ordinary message."""
+        return False
+
+    def _default_gate(self, child: ChildRef) -> Response | None:
+        node = self._node
+        kind = node.tree.kernel.classes.known.get(child.class_name)
+        if kind is None or not kind.is_tool:
+            return None
+        known = node.tree.child_slot(node.slot, kind, child.name) is not None
+        return None if known else Response("Not Found", 404)
+
+
+class KeepAlive:
+    """A reference on a live node: it blocks eviction and dies with the node."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def __aenter__(self) -> None:
+        self._node.check()
+        self._node.refs += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._node.refs = max(self._node.refs - 1, 0)
+
+
+_HOOKS = {
+    name
+    for name, value in vars(Agent).items()
+    if name.startswith("on_")
+    or (inspect.isfunction(value) and name.startswith(("should_",)))
+} | {"get_connection_tags", "validate_state_change"}
+_SETTINGS = {
+    "initial_state", "max_concurrent_agent_tools", "supervision", "retry", "resumable",
+    "durability", "turn_lane", "turn_frames",
+}  # fmt: skip
+Agent.__culet_final__ = frozenset(
+    name
+    for name in vars(Agent)
+    if name not in _HOOKS | _SETTINGS
+    and not (name.startswith("__") and name.endswith("__"))
+)
+
+
+class Here(msgspec.Struct, frozen=True):
+    """What `current_agent` returns."""
+
+    agent: Agent
+    connection: Connection | None
+    request: Request | None
+    identity: Any
+
+
+def current_agent() -> Here | None:
+    """Return whose code this task runs, and for which client; None outside of agents."""
+    here = ambient.get()
+    if here is None:
+        return None
+    return Here(here.node.agent, here.connection, here.request, here.identity)
+
+
+async def retry_call(
+    fn: Callable[[], Awaitable[Any]],
+    *,
+    max_attempts: int = 3,
+    base_delay: float = 0.1,
+    max_delay: float = 3.0,
+    should_retry: Callable[[Exception], bool] = lambda error: True,
+) -> Any:
+    """Call `fn` until it succeeds, at most `max_attempts` times, with doubling delays (s)."""
+    for attempt in range(1, max_attempts + 1):
+        try:
+            return await fn()
+        except Exception as error:
+            if attempt == max_attempts or not should_retry(error):
+                raise
+        await trio.sleep(min(base_delay * 2 ** (attempt - 1), max_delay))
+    msg = f"max_attempts must be at least 1, not {max_attempts}"
+    raise UsageError(msg)

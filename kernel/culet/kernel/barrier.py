@@ -1,0 +1,284 @@
+"""The barrier of one tree: what makes commits durable, and the output gate behind it.
+
+One record is in flight. Whoever waits shares the next one; what leaves the tree is not
+waited for at all, it is stamped with the count of commits of its moment and rests in an
+outbox until `durable` has reached that count. The writer thread never waits for a task
+of the tree, and no cancellation reaches a record under way.
+
+What a stream has staged is flushed when the next record is made (`before`), and
+published when that record is durable (`after`): no task, event or timer per chunk.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from .errors import Fenced
+
+if TYPE_CHECKING:
+    from .core.limits import Limits
+    from .ports import TreeStore
+
+FLUSH_NS = (
+    3_000_000  # of flushing staged chunks per record; the rest waits for the next
+)
+
+
+@final
+class Worker:
+    """One plain thread with a queue: nothing that a cancellation can reach.
+
+    `post(fn, done)` runs `fn` there and then `done(error)` in the loop.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[
+            tuple[Callable[[], None], Callable[[BaseException | None], None]] | None
+        ] = queue.SimpleQueue()
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            fn, done = item
+            error: BaseException | None = None
+            try:
+                fn()
+            except BaseException as caught:
+                error = caught
+            try:
+                self._token.run_sync_soon(done, error)
+            except trio.RunFinishedError:
+                return
+
+    def post(
+        self, fn: Callable[[], None], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Queue work; never blocks."""
+        self._queue.put((fn, done))
+
+    async def run(self, fn: Callable[[], None]) -> None:
+        """Run `fn` on the thread and wait for it, whatever is cancelled meanwhile."""
+        over = trio.Event()
+        errors: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            over.set()
+
+        self.post(fn, done)
+        with trio.CancelScope(shield=True):
+            await over.wait()
+        if errors:
+            raise errors[0]
+
+    def stop(self) -> None:
+        """Let the thread end after what is queued, and wait for it (it is idle then)."""
+        self._queue.put(None)
+        self._thread.join(timeout=5)
+
+
+@final
+class Barrier:
+    """The barrier task of one tree, and the `Gate` that outboxes hold on to."""
+
+    def __init__(
+        self,
+        store: TreeStore,
+        limits: Limits,
+        writer: Worker | None,
+        janitor: Worker | None,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.store = store
+        self.limits = limits
+        self.durable = store.commits
+        self.fenced: BaseException | None = None
+        self.before: dict[Callable[[], None], None] = {}
+        self.after: list[Callable[[], None]] = []
+        self.records = 0
+        self._writer, self._janitor = writer, janitor
+        self._on_failure = on_failure
+        self._wanted = trio.Event()
+        self._urgent = trio.Event()
+        self._waiters: deque[tuple[int, trio.Event]] = deque()
+        self._held: list[Callable[[int], None]] = []
+
+    # ---- asking
+
+    def touched(self) -> None:
+        """Something was committed or staged: a record follows within `linger_s`."""
+        self._wanted.set()
+
+    def urge(self) -> None:
+        """Somebody waits: the record follows at once."""
+        self._wanted.set()
+        self._urgent.set()
+
+    @property
+    def count(self) -> int:
+        """Commits so far: the stamp of what leaves the tree now."""
+        return self.store.commits
+
+    def hold(self, waiter: Callable[[int], None]) -> None:
+        """Call `waiter(durable)` once, after the next record; -1 when fenced."""
+        if self.fenced is not None:
+            waiter(-1)
+            return
+        self._held.append(waiter)
+        self.urge()
+
+    def flush(self) -> None:
+        """Commit everything that is staged, now."""
+        while self.before:
+            fn = next(iter(self.before))
+            del self.before[fn]
+            fn()
+
+    async def wait(self) -> None:
+        """Return when everything that the tree has committed so far is durable."""
+        if self.fenced is None and self.before:
+            self.flush()
+        count = self.store.commits
+        if self.fenced is None and self.durable >= count:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return
+        await self._wait_for(count)
+
+    async def _wait_for(self, count: int) -> None:
+        if self.fenced is not None:
+            msg = "the tree restarts: its last commits are void"
+            raise Fenced(msg) from self.fenced
+        event = trio.Event()
+        self._waiters.append((count, event))
+        self.urge()
+        await event.wait()
+        if self.durable < count:
+            msg = "the tree restarts: its last commits are void"
+            raise Fenced(msg) from self.fenced
+
+    async def room(self) -> None:
+        """Wait for one record: a hot file needs its checkpoint."""
+        self.urge()
+        event = trio.Event()
+        self._waiters.append((0, event))
+        await event.wait()
+
+    # ---- the task
+
+    async def run(self) -> None:
+        """Make records until cancelled; a failed one fences the tree and ends this."""
+        while self.fenced is None:
+            await self._wanted.wait()
+            if not self._urgent.is_set():
+                with trio.move_on_after(self.limits.linger_s):
+                    await self._urgent.wait()
+            self._wanted, self._urgent = trio.Event(), trio.Event()
+            try:
+                await self._record()
+            except Exception as error:
+                self.fence(error)
+                self._on_failure(error)
+                return
+
+    async def _record(self) -> None:
+        deadline = time.perf_counter_ns() + FLUSH_NS
+        while self.before and time.perf_counter_ns() < deadline:
+            fn = next(iter(self.before))
+            del self.before[fn]
+            fn()
+        if self.before:
+            self.urge()
+        after, self.after = self.after, []
+        if self.store.dirty:
+            await self._make_durable()
+        else:
+            self.durable = self.store.commits
+        await self._release(after)
+
+    async def _make_durable(self) -> None:
+        store = self.store
+        slice_ns = int(self.limits.slice_s * 1e9)
+        record = store.begin()
+        while not store.fill(record, time.perf_counter_ns() + slice_ns):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        if store.inline or self._writer is None:
+            store.write(record)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await self._writer.run(lambda: store.write(record))
+        if self.fenced is not None:
+            raise self.fenced
+        self.durable = store.done(record)
+        self.records += 1
+        for chore in store.janitor():
+            if self._janitor is None:
+                try:
+                    chore.work()
+                except Exception as error:
+                    chore.done(error)
+                else:
+                    chore.done(None)
+            else:
+                self._janitor.post(chore.work, chore.done)
+
+    async def _release(self, after: list[Callable[[], None]]) -> None:
+        """Publish, let outboxes go, wake waiters: in slices, or a pass gets long."""
+        slice_ns = int(self.limits.slice_s * 1e9)
+        held, self._held = self._held, []
+        until = time.perf_counter_ns() + slice_ns
+        for fn in after:
+            fn()
+            if time.perf_counter_ns() > until:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                until = time.perf_counter_ns() + slice_ns
+        for waiter in held:
+            waiter(self.durable)
+            if time.perf_counter_ns() > until:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                until = time.perf_counter_ns() + slice_ns
+        woken = 0
+        for _ in range(len(self._waiters)):
+            count, event = self._waiters.popleft()
+            if count > self.durable:
+                self._waiters.append((count, event))
+                continue
+            event.set()
+            woken += 1
+            if woken % self.limits.wake_slice == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        if self._waiters:
+            self.urge()
+
+    def fence(self, error: BaseException) -> None:
+        """Nothing that is not durable by now will ever leave."""
+        if self.fenced is not None:
+            return
+        self.fenced = error
+        held, self._held = self._held, []
+        for waiter in held:
+            waiter(-1)
+        waiters, self._waiters = self._waiters, deque()
+        for _count, event in waiters:
+            event.set()
+        self.before.clear()
+        self.after.clear()
+        self._wanted.set()
+        self._urgent.set()
+
+
+def until(now_ms: int, due_at: int | None, at_most_s: float) -> float:
+    """Seconds to sleep until `due_at`, at most `at_most_s`; infinity is never returned."""
+    if due_at is None:
+        return at_most_s
+    return min(max(math.ceil(due_at - now_ms) / 1000, 0.0), at_most_s)

@@ -1,0 +1,360 @@
+"""Stubs, copying by value, and what of a class can be called.
+
+Arguments and results cross between agents as MessagePack, decoded to the annotations
+of the method, in both directions and always: two agents never share a mutable value.
+Stubs and plain callables cross by reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+
+import msgspec
+
+from .errors import FacetAborted, UsageError
+from .node import Ambient, Node, State, ambient, starts_under
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .classes import AgentClass
+    from .kernel import Kernel
+    from .ports import TreeKey
+    from .tree import Tree
+
+A_co = TypeVar("A_co", covariant=True)
+T = TypeVar("T")
+
+
+@final
+class Final(Generic[T]):
+    """Yielded last by a streaming `@rpc` method: the value that ends the call."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+
+AsyncCallback = Callable[..., typing.Awaitable[Any]]
+
+
+# ---- copying
+
+
+class _Copier:
+    """Encode and decode with references kept aside for stubs and callables."""
+
+    __slots__ = ("refs",)
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+
+    def hook(self, obj: Any) -> Any:
+        if isinstance(obj, Stub) or (callable(obj) and not isinstance(obj, type)):
+            self.refs.append(obj)
+            return msgspec.msgpack.Ext(1, len(self.refs).to_bytes(4, "big"))
+        msg = f"a {type(obj).__name__} cannot be copied"
+        raise TypeError(msg)
+
+    def ext(self, code: int, data: memoryview) -> Any:
+        return self.refs[int.from_bytes(data, "big") - 1]
+
+
+def _as_is(_type: type, obj: Any) -> Any:
+    return obj
+
+
+_plain = msgspec.msgpack.Encoder().encode
+
+
+def encode_value(value: Any) -> tuple[bytes, list[Any]]:
+    """Return MessagePack bytes and the references among them; raises TypeError."""
+    try:
+        return _plain(value), []
+    except TypeError:
+        copier = _Copier()
+        return msgspec.msgpack.encode(value, enc_hook=copier.hook), copier.refs
+
+
+class Codec:
+    """Copies values of one annotation."""
+
+    __slots__ = ("_decode", "annotation")
+
+    def __init__(self, annotation: Any) -> None:
+        self.annotation = annotation
+        self._decode = msgspec.msgpack.Decoder(annotation, dec_hook=_as_is).decode
+
+    def copy(self, value: Any) -> Any:
+        """Return an equal value that shares nothing; raises TypeError or ValidationError."""
+        data, refs = encode_value(value)
+        if not refs:
+            return self._decode(data)
+        copier = _Copier()
+        copier.refs = refs
+        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            self.annotation, dec_hook=_as_is, ext_hook=copier.ext
+        )
+        return decoder.decode(data)
+
+
+class Parameter(typing.NamedTuple):
+    """One parameter of a method after `self`."""
+
+    name: str
+    annotation: Any
+    required: bool
+
+
+class Method:
+    """One callable method of a class, its annotations resolved once."""
+
+    def __init__(self, cls: type, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.name = fn.__name__
+        self.where = f"{cls.__name__}.{fn.__name__}"
+        try:
+            hints = typing.get_type_hints(fn)
+        except Exception as error:
+            msg = f"{self.where}: its annotations cannot be resolved ({error})"
+            raise UsageError(msg) from error
+        self.signature = inspect.signature(fn)
+        parameters = list(self.signature.parameters.values())[1:]
+        for p in parameters:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                msg = f"{self.where}: *{p.name} cannot be copied; name the parameters"
+                raise UsageError(msg)
+        self.parameters = [
+            Parameter(p.name, hints.get(p.name, Any), p.default is p.empty)
+            for p in parameters
+        ]
+        self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+        self.required = sum(p.required for p in self.parameters)
+        self.streams = inspect.isasyncgenfunction(fn)
+        self.by_name = {
+            p.name: self._codec(p.name, p.annotation) for p in self.parameters
+        }
+        result = hints.get("return", Any)
+        self.result = self._codec("return", Any if self.streams else result)
+        self._args: dict[int, Codec] = {}
+
+    def _codec(self, name: str, annotation: Any) -> Codec:
+        try:
+            return Codec(_crossing(annotation))
+        except (TypeError, ValueError) as error:
+            msg = (
+                f"{self.where}: {name!r} is annotated {annotation!r}, which cannot be "
+                f"copied ({error}); use plain data, a msgspec Struct or a dataclass"
+            )
+            raise UsageError(msg) from error
+
+    def _arity(self, count: int) -> Codec:
+        codec = self._args.get(count)
+        if codec is None:
+            kinds = tuple(_crossing(p.annotation) for p in self.parameters[:count])
+            annotation: Any = tuple.__class_getitem__(kinds) if kinds else tuple[()]
+            codec = self._args[count] = Codec(annotation)
+        return codec
+
+    def copy_args(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Copy arguments to the annotations; raises `UsageError` for what does not fit."""
+        count = len(args)
+        if count > self.positional or (not kwargs and count < self.required):
+            self._refuse_count(args, kwargs)
+        try:
+            values = self._arity(count).copy(tuple(args))
+            if not kwargs:
+                return values, kwargs
+            named = {k: self.by_name[k].copy(v) for k, v in kwargs.items()}
+        except (TypeError, msgspec.ValidationError, OverflowError, KeyError) as error:
+            msg = f"{self.where}: an argument cannot be copied: {error}"
+            raise UsageError(msg) from None
+        self._refuse_count(args, kwargs)
+        return values, named
+
+    def _refuse_count(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        try:
+            self.signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            msg = f"{self.where}: {error}"
+            raise UsageError(msg) from None
+
+    def copy_result(self, value: Any) -> Any:
+        """Copy a result to the annotation; raises `UsageError` where it does not fit."""
+        if value is None and self.result.annotation is Any:
+            return value
+        try:
+            return self.result.copy(value)
+        except (TypeError, msgspec.ValidationError, OverflowError) as error:
+            msg = f"{self.where}: its result cannot be copied: {error}"
+            raise UsageError(msg) from None
+
+    def from_json(self, args: Sequence[msgspec.Raw]) -> Sequence[Any]:
+        """Decode JSON texts of arguments to the annotations; raises `UsageError`."""
+        if not self.required <= len(args) <= self.positional:
+            self._refuse_count(args, {})
+        kinds = [_crossing(p.annotation) for p in self.parameters]
+        try:
+            return [
+                msgspec.json.decode(text, type=kind)
+                for text, kind in zip(args, kinds, strict=False)
+            ]
+        except (TypeError, msgspec.DecodeError) as error:
+            msg = f"{self.where}: {error}"
+            raise UsageError(msg) from None
+
+
+def _crossing(annotation: Any) -> Any:
+    """Return what msgspec has to decode: references pass as they are."""
+    origin = typing.get_origin(annotation)
+    if origin is Stub or annotation is Stub or origin is Callable:
+        return Any
+    if inspect.isclass(origin) and issubclass(origin, Callable):  # type: ignore[arg-type]
+        return Any
+    if isinstance(annotation, TypeVar):
+        return Any
+    return annotation
+
+
+# ---- stubs
+
+
+class Target(Protocol):
+    """Where the calls of a stub go."""
+
+    @property
+    def kind(self) -> AgentClass:
+        """The class that answers."""
+        ...
+
+    async def call(
+        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Copy, enter, run, copy back."""
+        ...
+
+
+@final
+class Stub(Generic[A_co]):
+    """A handle on an agent: its public `async def` methods and nothing else.
+
+    It names the slot. After eviction a call wakes the agent; after an abort calls raise
+    `FacetAborted` until somebody calls `get`; after delete `Deleted`, for good.
+    """
+
+    __slots__ = ("_target",)
+
+    def __init__(self, target: Target) -> None:
+        object.__setattr__(self, "_target", target)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        target: Target = object.__getattribute__(self, "_target")
+        method = target.kind.method(name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await target.call(method, args, kwargs)
+
+        call.__name__ = name
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        msg = "a stub has no attributes to set; call a method of the agent"
+        raise UsageError(msg)
+
+    def __repr__(self) -> str:
+        return f"<stub of {self._target!r}>"
+
+
+@final
+class TreeTarget:
+    """An agent of this tree, called from inside it: nothing waits for the disk."""
+
+    __slots__ = ("kind", "slot", "tree")
+
+    def __init__(self, tree: Tree, slot: str, kind: AgentClass) -> None:
+        self.tree, self.slot, self.kind = tree, slot, kind
+
+    def __repr__(self) -> str:
+        return f"{self.kind.name} {self.slot}"
+
+    async def node(self) -> Node:
+        """Return the live node, waking it if need be."""
+        tree = self.tree
+        node = tree.nodes.get(self.slot)
+        if node is not None and (
+            node.state is State.LIVE
+            or (node.state is State.STARTING and starts_under(node))
+        ):
+            return node
+        if self.slot in tree.aborted:
+            raise FacetAborted(tree.aborted[self.slot])
+        return await tree.wake(self.slot)
+
+    async def call(
+        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one call in this task."""
+        node = await self.node()
+        if node.kind is not self.kind:  # upgraded meanwhile: the new class serves it
+            method = node.kind.method(method.name)
+        values, named = method.copy_args(args, kwargs)
+        caller = ambient.get()
+        ctx = Ambient(node, identity=caller.identity if caller else None)
+        if named:
+            bound = method.fn
+
+            async def run(agent: Agent) -> Any:
+                return await bound(agent, *values, **named)
+
+            result = await node.enter(ctx, run, node.agent)
+        else:
+            result = await node.enter(ctx, method.fn, node.agent, *values)
+        return method.copy_result(result)
+
+
+@final
+class OutsideTarget:
+    """An agent called from outside its tree: what it answers is durable when told."""
+
+    __slots__ = ("kernel", "key", "kind", "slot")
+
+    def __init__(
+        self, kernel: Kernel, key: TreeKey, slot: str, kind: AgentClass
+    ) -> None:
+        self.kernel, self.key, self.slot, self.kind = kernel, key, slot, kind
+
+    def __repr__(self) -> str:
+        return f"{self.kind.name} {self.slot} of {self.key.class_name}/{self.key.name}"
+
+    async def call(
+        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call over the border of the tree: the caller's writes first, then the answer's."""
+        caller = ambient.get()
+        if caller is not None:
+            await caller.node.tree.durable()
+        tree = await self.kernel.open_root(self.key)
+        with tree.visitor():
+            try:
+                return await TreeTarget(tree, self.slot, self.kind).call(
+                    method, args, kwargs
+                )
+            finally:
+                if not tree.closed:
+                    await tree.durable()
+
+
+async def iterate(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield from an async generator and close it for certain, in this task."""
+    try:
+        async for item in stream:
+            yield item
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()

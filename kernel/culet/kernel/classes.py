@@ -1,0 +1,154 @@
+"""The classes that a kernel knows, each looked at once when the kernel opens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, final
+
+from .calls import Method
+from .core.path import check_classes, kebab
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+
+class RpcMark:
+    """What `@rpc` leaves on a function."""
+
+    __slots__ = ("description", "name")
+
+    def __init__(self, name: str, description: str | None) -> None:
+        self.name, self.description = name, description
+
+
+def rpc(
+    fn: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+) -> Any:
+    """Mark a method as callable by clients over the socket.
+
+    Arguments arrive as JSON and are decoded to the annotations. An async generator
+    streams: each yield is a chunk, a last `Final(value)` the result. Never inherited by
+    an override that is not marked itself.
+    """
+
+    def mark(target: Callable[..., Any]) -> Callable[..., Any]:
+        if not inspect.iscoroutinefunction(target) and not inspect.isasyncgenfunction(
+            target
+        ):
+            msg = f"@rpc needs an async method, {target!r} is not: make it async"
+            raise UsageError(msg)
+        target.__culet_rpc__ = RpcMark(name or target.__name__, description)  # type: ignore[attr-defined]
+        return target
+
+    return mark if fn is None else mark(fn)
+
+
+@final
+class AgentClass:
+    """One agent class with its contract: methods for stubs, methods for clients."""
+
+    def __init__(self, cls: type[Agent], base: type[Agent]) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.kebab = kebab(cls.__name__)
+        self.methods: dict[str, Method] = {}
+        self.rpc: dict[str, Method] = {}
+        self._reserved = frozenset(dir(base))
+        _refuse_overrides(cls, base)
+        for name, fn in inspect.getmembers(cls, inspect.isfunction):
+            mark = getattr(fn, "__culet_rpc__", None)
+            asynchronous = inspect.iscoroutinefunction(fn)
+            if mark is None and (name.startswith("_") or name in self._reserved):
+                continue
+            if asynchronous and not name.startswith("_"):
+                self.methods[name] = method = Method(cls, fn)
+            elif mark is not None:
+                method = Method(cls, fn)
+            else:
+                continue
+            if mark is not None:
+                self.rpc[mark.name] = method
+        self.is_tool = cls.on_turn is not base.on_turn
+        self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
+        self.hears_start = cls.on_agent_tool_start is not base.on_agent_tool_start
+        self.hears_finish = cls.on_agent_tool_finish is not base.on_agent_tool_finish
+        self.hears_state = cls.on_state_changed is not base.on_state_changed
+        self.hears_close = cls.on_close is not base.on_close
+
+    def __repr__(self) -> str:
+        return f"<class {self.name}>"
+
+    def method(self, name: str) -> Method:
+        """Return what a stub may call; raises `UsageError` with the remedy."""
+        method = self.methods.get(name)
+        if method is not None:
+            return method
+        where = f"{self.name}.{name}"
+        if name.startswith("_") or name in self._reserved:
+            msg = f"{where} is not callable through a stub: it belongs to the agent itself"
+        elif callable(getattr(self.cls, name, None)):
+            msg = f"{where} is not callable through a stub: make it async"
+        else:
+            msg = f"{where} does not exist"
+        raise UsageError(msg)
+
+
+def _refuse_overrides(cls: type, base: type) -> None:
+    """Refuse a subclass that defines one of the kernel's own names."""
+    own: frozenset[str] = base.__culet_final__  # type: ignore[attr-defined]
+    for klass in cls.__mro__:
+        if klass is base:
+            break
+        if getattr(klass, "__culet_base__", False) and "__culet_base__" in vars(klass):
+            continue  # a chat base of ours
+        for name in vars(klass):
+            if name in own:
+                msg = (
+                    f"{klass.__name__}.{name} hides a member of Agent; "
+                    f"give the method another name"
+                )
+                raise UsageError(msg)
+
+
+@final
+class Classes:
+    """All classes of one kernel, by name and by kebab name."""
+
+    def __init__(
+        self,
+        roots: Iterable[type[Agent]],
+        facets: Iterable[type[Agent]],
+        base: type[Agent],
+    ) -> None:
+        self.roots = {c.__name__: c for c in roots}
+        self.facets = {c.__name__: c for c in facets}
+        both = {**self.roots, **self.facets}
+        for name, cls in both.items():
+            if not (inspect.isclass(cls) and issubclass(cls, base)):
+                msg = f"{name} is not an Agent class"
+                raise UsageError(msg)
+            if self.roots.get(name, cls) is not self.facets.get(name, cls):
+                msg = f"two different classes are named {name}"
+                raise UsageError(msg)
+        if not self.roots:
+            msg = "open_kernel needs at least one root class"
+            raise UsageError(msg)
+        check_classes(both)
+        self.known = {name: AgentClass(cls, base) for name, cls in both.items()}
+
+    def of(self, cls: type[Agent] | str, *, among: str = "facets") -> AgentClass:
+        """Return the class by itself or by name; raises `UsageError` when not registered."""
+        name = cls if isinstance(cls, str) else cls.__name__
+        group = self.roots if among == "roots" else self.facets
+        kind = self.known.get(name) if name in group else None
+        if kind is None or (not isinstance(cls, str) and kind.cls is not cls):
+            msg = (
+                f"class {name!r} is not registered: add it to open_kernel({among}=[…])"
+            )
+            raise UsageError(msg)
+        return kind

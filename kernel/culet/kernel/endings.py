@@ -1,0 +1,322 @@
+"""How runs, fibers and turns end: one step, the first that commits stands for ever.
+
+Settling flushes what the stream has staged, then makes ONE commit in `tree.db`: the
+guarded status, the length of the stream, the job that is no longer owed, the runs and
+fibers that this one was waiting for (`aborted`, reason `asker-ended`; detached ones go
+on), and the hook or delivery that is owed now. Then waiters and clients are told, all
+from the committed row. The loser of a race reads the winner and emits nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import msgspec
+import trio
+
+from .core.run import Status
+from .errors import StorageError
+from .streams import End, Stream
+
+if TYPE_CHECKING:
+    from .jobs import Taken
+    from .tree import Tree
+
+BELOW: Final = (
+    "WITH RECURSIVE sub (slot) AS (SELECT ? UNION SELECT node.slot FROM node"
+    " JOIN sub ON node.parent = sub.slot) "
+)
+_END_RUN: Final = (
+    "UPDATE run SET status = ?, reason = ?, error = ?, output = ?, summary = ?,"
+    " usage = ?, n = ?, completed_at = ? WHERE owner = ? AND id = ?"
+    " AND status = 'running'"
+)
+_END_FIBER: Final = (
+    "UPDATE fiber SET status = ?, reason = ?, error = ?, result = ?, n = ?,"
+    " completed_at = ? WHERE owner = ? AND id = ? AND status = 'running'"
+)
+_RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id = ?"
+_ASKED_RUNS: Final = (
+    "SELECT owner, id, child FROM run"
+    " WHERE owner = ? AND asker = ? AND status = 'running'"
+)
+_ASKED_FIBERS: Final = (
+    "SELECT owner, id, kind FROM fiber"
+    " WHERE owner = ? AND asker = ? AND status = 'running'"
+)
+
+
+class Subject(NamedTuple):
+    """What ends. `slot` is where its code runs and its stream lies.
+
+    A run: `owner` is the parent that asked. A fiber or own turn: `owner` is `slot`.
+    """
+
+    kind: str  # run | turn | fiber
+    owner: str
+    id: str
+    slot: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """What is written; the JSON values are texts."""
+
+    status: Status
+    reason: str | None = None
+    error: str | None = None
+    output: str | None = None
+    summary: str | None = None
+    usage: str | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """One settle or cancel on its way: who ends how, top first."""
+
+    ends: list[tuple[Subject, Ending]]
+    told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
+
+
+@final
+class Endings:
+    """The endings of one tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.db = tree.db
+        self.waiters: dict[tuple[str, str], trio.Event] = {}
+
+    # ---- who
+
+    def subject(self, slot: str, what: str) -> Subject | None:
+        """Return the run or own turn that a turn job (owner, what) is about."""
+        rows = self.db.execute(_RUN_OF_CHILD, (slot, what))
+        if rows:
+            owner, run_id, child = rows[0]
+            return Subject("run", owner, run_id, child)
+        sql = "SELECT kind FROM fiber WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (slot, what))
+        return Subject(rows[0][0], slot, what, slot) if rows else None
+
+    def status(self, subject: Subject) -> Status | None:
+        """Return the status that stands; None when there is no such row."""
+        table = "run" if subject.kind == "run" else "fiber"
+        sql = f"SELECT status FROM {table} WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (subject.owner, subject.id))
+        return rows[0][0] if rows else None
+
+    def _asked_by(self, subject: Subject) -> list[Subject]:
+        """Return what waits on behalf of `subject`, at every depth."""
+        out: list[Subject] = []
+        todo = [(subject.slot, subject.id)]
+        while todo:
+            pair = todo.pop()
+            found = [Subject("run", *r) for r in self.db.execute(_ASKED_RUNS, pair)]
+            for owner, what, kind in self.db.execute(_ASKED_FIBERS, pair):
+                found.append(Subject(kind, owner, what, owner))
+            out += found
+            todo += [(s.slot, s.id) for s in found]
+        return out
+
+    def _below(self, slot: str) -> list[Subject]:
+        """Return every unfinished run and fiber of the agents at and below `slot`."""
+        runs = self.db.execute(
+            BELOW + "SELECT owner, id, child FROM run"
+            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running'",
+            (slot,),
+        )
+        fibers = self.db.execute(
+            BELOW + "SELECT owner, id, kind FROM fiber"
+            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running'",
+            (slot,),
+        )
+        out = [Subject("run", *r) for r in runs]
+        return out + [Subject(kind, o, i, o) for o, i, kind in fibers]
+
+    # ---- the steps
+
+    def settle(self, subject: Subject, ending: Ending, taken: Taken | None) -> bool:
+        """End one run, turn or fiber; True when this call is what ended it.
+
+        With `taken` it lands only while the job still carries that take.
+        """
+        if taken is not None and not self.tree.jobs.mine(taken):
+            return False
+        step = _Step([(subject, ending)])
+        gone = Ending("aborted", "asker-ended")
+        step.ends += [(s, gone) for s in self._asked_by(subject)]
+        self._flush(step)
+        won = self._commit(step)
+        if won:
+            self._tell(step, stop=[s.slot for s, _ in step.ends[1:] if s.kind == "run"])
+        return won
+
+    def cancel(self, subject: Subject, reason: str | None) -> Status | None:
+        """End a run `aborted` with everything below it; return the standing status.
+
+        Of an own turn or fiber only what it waits for is ended with it.
+        """
+        standing = self.status(subject)
+        if standing != "running":
+            return standing
+        step = _Step([(subject, Ending("aborted", reason or "cancelled"))])
+        below = Ending("aborted", "asker-ended")
+        inner = self._below(subject.slot) if subject.kind == "run" else []
+        seen = {(subject.owner, subject.id)}
+        for s in [*inner, *self._asked_by(subject)]:
+            if (s.owner, s.id) not in seen:
+                seen.add((s.owner, s.id))
+                step.ends.append((s, below))
+        self._flush(step)
+        if not self._commit(step):
+            return self.status(subject)
+        runs = [s.slot for s, _ in step.ends if s.kind == "run"]
+        self._tell(step, stop=runs)
+        if subject.kind != "run":
+            self.tree.stop_worker(subject.slot, subject.id, reason)
+        return "aborted"
+
+    def delete(self, slot: str) -> None:
+        """Mark a subtree gone, in one commit: mark, end, drop what it owes, owe the wipe."""
+        rows = self.db.execute(_RUN_OF_CHILD.replace(" AND id = ?", ""), (slot,))
+        gone = Ending("interrupted", "deleted")
+        step = _Step([(Subject("run", *r), gone) for r in rows])
+        step.ends = [(s, e) for s, e in step.ends if self.status(s) == "running"]
+        self._flush(step)
+        inside = "owner IN (SELECT slot FROM sub)"
+        inner = self._below(slot)
+        with self.tree.transaction():
+            for subject, ending in step.ends:
+                self._end_row(step, subject, ending, hook=True)
+            jobs = self.db.execute(
+                BELOW + f"SELECT id FROM job WHERE {inside}", (slot,)
+            )
+            for (job_id,) in jobs:
+                self.tree.jobs.drop("id = ?", (job_id,))
+            for table in ("run", "fiber"):
+                self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
+            self.db.execute(
+                BELOW + "UPDATE node SET state = 'gone' WHERE slot IN"
+                " (SELECT slot FROM sub)",
+                (slot,),
+            )
+            self.tree.jobs.add(
+                self.tree.root_slot,
+                "wipe",
+                slot,
+                at=self.tree.now(),
+                lane=f"wipe:{slot}",
+            )
+        self._tell(step, stop=[])
+        for subject in inner:
+            self._wake(subject)
+            stream = self.tree.streams.find(subject.slot, subject.id)
+            if stream is not None:
+                self.tree.streams.drop(stream)
+
+    # ---- parts of a step
+
+    def _flush(self, step: _Step) -> None:
+        """First what the streams have staged, so that their length is known."""
+        for subject, _ending in step.ends:
+            if subject.kind != "fiber":
+                self.tree.streams.open(subject.slot, subject.id).flush()
+
+    def _commit(self, step: _Step) -> bool:
+        flushed = self.tree.barrier.count
+        try:
+            with self.tree.transaction():
+                (subject, ending), *others = step.ends
+                if not self._end_row(step, subject, ending, hook=True):
+                    return False
+                for other, how in others:
+                    self._end_row(step, other, how, hook=False)
+        except StorageError as error:
+            if self.tree.barrier.count != flushed:  # pragma: no cover - half a step
+                self.tree.fail(error)
+            raise
+        return True
+
+    def _end_row(
+        self, step: _Step, subject: Subject, ending: Ending, *, hook: bool
+    ) -> bool:
+        now = self.tree.now()
+        if subject.kind == "run":
+            n = self._length(subject)
+            self.db.execute(
+                _END_RUN,
+                (
+                    ending.status, ending.reason, ending.error, ending.output,
+                    ending.summary, ending.usage, n, now, subject.owner, subject.id,
+                ),
+            )  # fmt: skip
+        else:
+            n = self._length(subject) if subject.kind == "turn" else 0
+            self.db.execute(
+                _END_FIBER,
+                (
+                    ending.status, ending.reason, ending.error, ending.output,
+                    n, now, subject.owner, subject.id,
+                ),
+            )  # fmt: skip
+        if self.db.changes == 0:
+            return False
+        kind = "fiber" if subject.kind == "fiber" else "turn"
+        self.tree.jobs.drop(
+            "owner = ? AND kind = ? AND what = ?", (subject.slot, kind, subject.id)
+        )
+        if subject.kind == "run" and hook:
+            self._owe(subject, now)
+        step.told.append((subject, ending, n))
+        return True
+
+    def _length(self, subject: Subject) -> int:
+        return self.tree.streams.open(subject.slot, subject.id).committed
+
+    def _owe(self, subject: Subject, now: int) -> None:
+        """A run that ended by itself owes its parent a hook, a detached one its delivery."""
+        parent = self.tree.kind_of(subject.owner)
+        if parent is None:
+            return
+        sql = "SELECT detached FROM run WHERE owner = ? AND id = ?"
+        detached = self.db.execute(sql, (subject.owner, subject.id))[0][0]
+        policy = {} if detached is None else msgspec.json.decode(detached)
+        if policy.get("on_finish") or policy.get("notify"):
+            self.tree.jobs.add(
+                subject.owner, "deliver", subject.id, at=now,
+                lane=parent.cls.turn_lane or "deliver", payload=policy,
+            )  # fmt: skip
+        elif parent.hears_finish:
+            self.tree.jobs.add(
+                subject.owner, "hook", subject.id, at=now, lane=f"hook:{subject.id}"
+            )
+
+    def _tell(self, step: _Step, stop: list[str]) -> None:
+        """The commit stands: tell waiters now, clients when it is durable, stop tasks."""
+        for subject, ending, n in step.told:
+            if subject.kind != "fiber":
+                stream: Stream = self.tree.streams.open(subject.slot, subject.id)
+                stream.close(
+                    End(ending.status, ending.reason, ending.error, ending.summary, n)
+                )
+            self._wake(subject)
+            self.tree.emit(f"{subject.kind}:end", subject, ending)
+        if stop:
+            self.tree.stop_all(stop, "the run was ended")
+
+    def _wake(self, subject: Subject) -> None:
+        event = self.waiters.pop((subject.owner, subject.id), None)
+        if event is not None:
+            event.set()
+
+    async def over(self, owner: str, what: str) -> None:
+        """Wait until that run, turn or fiber is ended (look at its row afterwards)."""
+        event = self.waiters.setdefault((owner, what), trio.Event())
+        await event.wait()
+
+
+def json_text(value: Any) -> str | None:
+    """Return a value as JSON text; None stays None."""
+    return None if value is None else msgspec.json.encode(value).decode()

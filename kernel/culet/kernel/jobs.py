@@ -1,0 +1,475 @@
+"""Jobs: all that a tree owes, one table, one dispatcher, one back-off.
+
+Take, barrier, wake, look again, call, done. Taking sets `held` to a number that is never
+used again, counts the attempt and, for a turn, sets `begun`; after the barrier shared by
+all that were taken together the handler of the kind runs; *done*, failure and settling
+are guarded by the take, so a late worker can never end another's hold. Whoever holds a
+job releases it when it ends in any way but *done*. When a tree opens, one UPDATE
+releases what former lives held, and that is recovery.
+
+Jobs know no kinds: the tree gives a table of them. Due order, one worker per owner and
+lane; the dispatcher looks only at the head of lanes that are idle, so a job behind a
+busy lane is not due (or the loop would be hot).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
+
+import msgspec
+import trio
+
+from .barrier import until
+from .core import job as core
+from .errors import Deleted, FacetAborted, StorageError
+
+if TYPE_CHECKING:
+    from .tree import Tree
+
+log = logging.getLogger("culet.kernel")
+LaneKey = tuple[str, str]
+
+_COLUMNS: Final = (
+    "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
+    " begun, held, paused, dead, error, snapshot, created_at"
+)
+_FREE: Final = "held IS NULL AND dead = 0 AND paused = 0"
+_HEAD: Final = (
+    f"SELECT due_at, id FROM job WHERE owner = ? AND lane = ? AND {_FREE}"
+    " ORDER BY due_at, id LIMIT 1"
+)
+_QUEUE_HEAD: Final = (
+    f"SELECT due_at, id FROM job WHERE owner = ? AND lane = ? AND kind = 'queue'"
+    f" AND {_FREE} ORDER BY id LIMIT 1"
+)
+_LANES: Final = f"SELECT DISTINCT owner, lane FROM job WHERE {_FREE}"
+_SLOT: Final = f"SELECT min(due_at) FROM job WHERE {_FREE}"
+_TAKE: Final = (
+    "UPDATE job SET held = ?, attempts = attempts + 1, begun = begun OR kind = 'turn'"
+    f" WHERE id = ? AND {_FREE} RETURNING {_COLUMNS}"
+)
+_INSERT: Final = (
+    "INSERT INTO job (owner, kind, what, payload, every, at, due_at, lane, key, retry,"
+    " attempts, begun, held, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " RETURNING id"
+)
+
+
+class JobRow(NamedTuple):
+    """A job as stored; see the schema for its columns."""
+
+    id: int
+    owner: str
+    kind: str
+    what: str
+    payload: str | None
+    every: str | None
+    at: int
+    due_at: int
+    lane: str
+    key: str | None
+    retry: str | None
+    attempts: int
+    begun: int
+    held: int | None
+    paused: int
+    dead: int
+    error: str | None
+    snapshot: str | None
+    created_at: int
+
+
+@final
+class Taken:
+    """A job in the hands of its worker."""
+
+    __slots__ = ("attempts", "begun_before", "row", "take", "token")
+
+    def __init__(self, row: JobRow, take: int, *, begun_before: bool) -> None:
+        self.row, self.take, self.begun_before = row, take, begun_before
+        self.token = object()  # of the lane that its worker keeps busy
+        self.attempts = row.attempts  # without progress
+
+    @property
+    def payload(self) -> Any:
+        """The decoded payload; None when there is none."""
+        return (
+            None if self.row.payload is None else msgspec.json.decode(self.row.payload)
+        )
+
+
+class Kind(NamedTuple):
+    """What the tree does with one kind of job.
+
+    `run` returns True when the job is over in the ordinary way, False when it has
+    settled its row itself. `exhausted` is called instead when attempts are used up.
+    """
+
+    run: Callable[[Taken], Awaitable[bool]]
+    exhausted: Callable[[Taken, str], None] | None = None
+    deadline: bool = True
+
+
+class StartFailed(Exception):
+    """The owner could not be started; its `begun` mark is taken back."""
+
+
+@final
+class Jobs:
+    """The jobs of one tree and their dispatcher."""
+
+    def __init__(self, tree: Tree, epoch: int) -> None:
+        self.tree = tree
+        self.db = tree.db
+        self.epoch = epoch
+        self.kinds: Mapping[str, Kind] = {}
+        self.busy: dict[LaneKey, object] = {}
+        self.stopped = False
+        self._takes = 0
+        self._heads: dict[LaneKey, tuple[int, int]] = {}
+        self._heap: list[tuple[int, int, LaneKey]] = []
+        self._stale: dict[LaneKey, None] = {}
+        self._workers = 0
+        self._wake = trio.Event()
+
+    # ---- rows
+
+    def take_number(self) -> int:
+        """Return a number that no hold ever had: (life of the tree, counter)."""
+        self._takes += 1
+        return self.epoch << 32 | self._takes
+
+    def add(
+        self,
+        owner: str,
+        kind: str,
+        what: str,
+        *,
+        at: int,
+        lane: str,
+        payload: Any = None,
+        due_at: int | None = None,
+        every: str | None = None,
+        key: str | None = None,
+        retry: str | None = None,
+        held: int | None = None,
+    ) -> int:
+        """Insert a job; inside the caller's transaction. Returns its id.
+
+        With `held` it is born taken, its first attempt counted (and begun, if a turn).
+        """
+        self.touch(owner, lane)
+        encoded = None if payload is None else msgspec.json.encode(payload).decode()
+        due = at if due_at is None else due_at
+        values = (
+            owner, kind, what, encoded, every, at, due, lane, key, retry,
+            int(held is not None), int(held is not None and kind == "turn"), held,
+            self.tree.now(),
+        )  # fmt: skip
+        return int(self.db.execute(_INSERT, values)[0][0])
+
+    def get(self, job_id: int) -> JobRow | None:
+        """Return one job."""
+        rows = self.db.execute(f"SELECT {_COLUMNS} FROM job WHERE id = ?", (job_id,))
+        return JobRow(*rows[0]) if rows else None
+
+    def find(self, where: str, params: tuple[Any, ...]) -> list[JobRow]:
+        """Return jobs by a constant condition of this package."""
+        sql = f"SELECT {_COLUMNS} FROM job WHERE {where}"
+        return [JobRow(*r) for r in self.db.execute(sql, params)]
+
+    def born_taken(self, job_id: int, take: int) -> Taken:
+        """Return the hold of a job that was added with `held`."""
+        row = self.get(job_id)
+        assert row is not None
+        return Taken(row, take, begun_before=False)
+
+    def mine(self, taken: Taken) -> bool:
+        """Whether the row still carries this take."""
+        sql = "SELECT 1 FROM job WHERE id = ? AND held = ?"
+        return bool(self.db.execute(sql, (taken.row.id, taken.take)))
+
+    def drop(self, where: str, params: tuple[Any, ...]) -> None:
+        """Delete jobs by a constant condition; inside the caller's transaction."""
+        sql = f"DELETE FROM job WHERE {where} RETURNING owner, lane"
+        for owner, lane in self.db.execute(sql, params):
+            self.touch(owner, lane)
+
+    def progress(self, taken: Taken) -> None:
+        """Something was stored: attempts count without progress, so back to one."""
+        taken.attempts = 1
+        self.tree.credit(taken.row.owner, taken.row.what)
+
+    def stash(self, taken: Taken, snapshot: str) -> bool:
+        """Store a checkpoint, guarded by the take; False when the hold is lost."""
+        self.db.execute(
+            "UPDATE job SET snapshot = ?, attempts = min(attempts, 1)"
+            " WHERE id = ? AND held = ?",
+            (snapshot, taken.row.id, taken.take),
+        )
+        landed = self.db.changes > 0
+        if landed and taken.attempts > 1:
+            self.progress(taken)
+        self.tree.touched()
+        return landed
+
+    def slot(self) -> int | None:
+        """Return the alarm slot: the earliest free job; None: nothing is owed."""
+        value = self.db.execute(_SLOT)[0][0]
+        return None if value is None else int(value)
+
+    # ---- what is due
+
+    def touch(self, owner: str, lane: str) -> None:
+        """Rows of that lane changed: its head is looked at in the next pass."""
+        self._stale[owner, lane] = None
+        self._wake.set()
+
+    def _refresh(self) -> None:
+        for key in self._stale:
+            sql = _QUEUE_HEAD if key[1].startswith("queue") else _HEAD
+            rows = self.db.execute(sql, key)
+            if not rows:
+                self._heads.pop(key, None)
+                continue
+            due_at, job_id = rows[0]
+            self._heads[key] = (due_at, job_id)
+            heapq.heappush(self._heap, (due_at, job_id, key))
+        self._stale.clear()
+
+    def _due(self, now: int) -> tuple[list[tuple[int, LaneKey]], int | None]:
+        """Return heads of idle lanes that are due, and the next due time."""
+        out: list[tuple[int, LaneKey]] = []
+        limit = self.tree.kernel.limits.jobs_at_once
+        while self._heap:
+            due_at, job_id, key = self._heap[0]
+            if self._heads.get(key) != (due_at, job_id) or key in self.busy:
+                heapq.heappop(self._heap)  # stale, or looked at again when it is idle
+                continue
+            if due_at > now:
+                return out, due_at
+            if self._workers >= limit:
+                return out, None  # a worker that ends wakes the dispatcher
+            heapq.heappop(self._heap)
+            del self._heads[key]
+            self.busy[key] = out
+            self._workers += 1
+            out.append((job_id, key))
+        return out, None
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Dispatch what is due, until cancelled."""
+        for owner, lane in self.db.execute(_LANES):
+            self._stale[owner, lane] = None
+        check_s = self.tree.kernel.limits.clock_check_s
+        while True:
+            self._wake = trio.Event()
+            if self.stopped:
+                await trio.sleep_forever()
+            self._refresh()
+            now = self.tree.now()
+            due, next_due = self._due(now)
+            if due:
+                for taken in self._take(due):
+                    nursery.start_soon(self._work, taken)
+                self.tree.barrier.urge()
+                await trio.lowlevel.checkpoint()
+                continue
+            with trio.move_on_after(until(self.tree.now(), next_due, check_s)):
+                await self._wake.wait()
+
+    def _take(self, due: Iterable[tuple[int, LaneKey]]) -> list[Taken]:
+        out: list[Taken] = []
+        with self.tree.transaction():
+            for job_id, key in due:
+                take = self.take_number()
+                before = self.db.execute(
+                    "SELECT begun FROM job WHERE id = ?", (job_id,)
+                )
+                rows = self.db.execute(_TAKE, (take, job_id))
+                if not rows:  # gone since the lane was looked at
+                    del self.busy[key]
+                    self._workers -= 1
+                    self.touch(*key)
+                    continue
+                row = JobRow(*rows[0])
+                taken = Taken(row, take, begun_before=bool(before[0][0]))
+                self.busy[key] = taken.token
+                out.append(taken)
+        return out
+
+    def start(self, nursery: trio.Nursery, taken: Taken) -> None:
+        """Work on a job that was born taken, at once."""
+        key = (taken.row.owner, taken.row.lane)
+        self.busy[key] = taken.token
+        self._workers += 1
+        nursery.start_soon(self._work, taken)
+
+    def idle(self, owner: str, lane: str) -> bool:
+        """Whether a job of that lane may be born taken and started at once."""
+        if self.stopped or (owner, lane) in self.busy:
+            return False
+        if self._workers >= self.tree.kernel.limits.jobs_at_once:
+            return False
+        return not self.db.execute(_HEAD, (owner, lane))
+
+    def _free(self, key: LaneKey, token: object) -> None:
+        if self.busy.get(key) is token:
+            del self.busy[key]
+        self._workers -= 1
+        self.touch(*key)
+
+    # ---- one job
+
+    async def _work(self, taken: Taken) -> None:
+        key = (taken.row.owner, taken.row.lane)
+        try:
+            await self.tree.durable()
+            if self.mine(taken):  # cancelled or wiped while the barrier ran
+                await self._handle(taken)
+        except StorageError as error:
+            if self.tree.barrier.fenced is None:
+                self._failed(taken, error)
+        finally:
+            if not self.tree.closed and self.tree.barrier.fenced is None:
+                self._release(taken)
+            self._free(key, taken.token)
+
+    async def _handle(self, taken: Taken) -> None:
+        row, kind = taken.row, self.kinds[taken.row.kind]
+        limit = self._attempt_limit(taken)
+        if taken.attempts > limit:  # it killed the process each time
+            self._used_up(taken, row.error or "the process ended each time")
+            return
+        deadline = (
+            self.tree.kernel.limits.job_timeout_s if kind.deadline else float("inf")
+        )
+        try:
+            with trio.fail_after(deadline):
+                over = await kind.run(taken)
+        except Deleted:
+            return
+        except FacetAborted as error:
+            log.debug("job %s of %s: %s", row.id, row.owner, error)
+        except trio.TooSlowError:
+            self._failed(taken, TimeoutError(f"took more than {deadline} s"))
+        except StartFailed as error:
+            self._failed(taken, error.__cause__ or error, begun=taken.begun_before)
+        except Exception as error:
+            self._failed(taken, error)
+        else:
+            if over:
+                self._done(taken)
+
+    def _attempt_limit(self, taken: Taken) -> int:
+        if taken.row.retry is not None:
+            return core.decode_retry(taken.row.retry).max_attempts
+        return self.tree.kernel.limits.attempts
+
+    def _done(self, taken: Taken) -> None:
+        """Delete the row, or move it to its next tick; guarded by the take."""
+        row = taken.row
+        with self.tree.transaction():
+            if row.every is None:
+                self.db.execute(
+                    "DELETE FROM job WHERE id = ? AND held = ?", (row.id, taken.take)
+                )
+            else:
+                self._next_tick(taken, error=None)
+
+    def _next_tick(self, taken: Taken, error: str | None) -> None:
+        row = taken.row
+        assert row.every is not None
+        at = core.after_tick(core.decode_every(row.every), row.at, self.tree.now())
+        self.db.execute(
+            "UPDATE job SET held = NULL, attempts = 0, at = ?, due_at = ?, error = ?"
+            " WHERE id = ? AND held = ?",
+            (at, at, error, row.id, taken.take),
+        )
+
+    def _failed(
+        self, taken: Taken, error: BaseException, *, begun: bool = True
+    ) -> None:
+        """Book a failed try: back off, or end it by the rule of its kind."""
+        row = taken.row
+        text = f"{type(error).__name__}: {error}"
+        self.tree.report_job(taken, error)
+        if not self.mine(taken):
+            return
+        verdict = core.verdict(
+            cast(core.Kind, row.kind),
+            row.every is not None,
+            taken.attempts,
+            self._attempt_limit(taken),
+        )
+        if verdict not in ("retry", "keep-trying"):
+            self._used_up(taken, text)
+            return
+        due_at = self._back_off(taken)
+        with self.tree.transaction():
+            self.db.execute(
+                "UPDATE job SET held = NULL, due_at = ?, error = ?, begun = ?"
+                " WHERE id = ? AND held = ?",
+                (due_at, text, int(begun and row.kind == "turn"), row.id, taken.take),
+            )
+
+    def _back_off(self, taken: Taken) -> int:
+        retry = None if taken.row.retry is None else core.decode_retry(taken.row.retry)
+        chance = self.tree.kernel.chance.fraction()
+        return core.next_try(retry, taken.attempts, self.tree.now(), chance)
+
+    def _used_up(self, taken: Taken, text: str) -> None:
+        row = taken.row
+        exhausted = self.kinds[row.kind].exhausted
+        if exhausted is not None:
+            exhausted(taken, text)
+            return
+        with self.tree.transaction():
+            if row.every is not None:
+                self._next_tick(taken, error=text)
+            else:
+                self.db.execute(
+                    "UPDATE job SET held = NULL, dead = 1, error = ?"
+                    " WHERE id = ? AND held = ?",
+                    (text, row.id, taken.take),
+                )
+
+    def _release(self, taken: Taken) -> None:
+        """A hold never outlives its task: due again after its back-off."""
+        if self.mine(taken):
+            self.give_back([taken.row.id], planned=self.stopped)
+
+    def give_back(self, ids: Iterable[int], *, planned: bool) -> None:
+        """Release held jobs; a planned stop gives the attempt back and delays nothing."""
+        with self.tree.transaction():
+            for job_id in ids:
+                row = self.get(job_id)
+                if row is None or row.held is None:
+                    continue
+                self.touch(row.owner, row.lane)
+                if planned:
+                    self.db.execute(
+                        "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0)"
+                        " WHERE id = ?",
+                        (job_id,),
+                    )
+                    continue
+                taken = Taken(row, row.held, begun_before=bool(row.begun))
+                self.db.execute(
+                    "UPDATE job SET held = NULL, due_at = ? WHERE id = ?",
+                    (max(row.due_at, self._back_off(taken)), job_id),
+                )
+
+    def held_by(self, slot: str) -> list[int]:
+        """Return ids of the jobs of that owner that are held."""
+        sql = "SELECT id FROM job WHERE owner = ? AND held IS NOT NULL"
+        return [int(r[0]) for r in self.db.execute(sql, (slot,))]
+
+    def free_lanes(self, slot: str) -> None:
+        """A fenced node keeps no lane: its work may be done by a new one."""
+        for key in [k for k in self.busy if k[0] == slot]:
+            del self.busy[key]
+            self.touch(*key)

@@ -1,0 +1,432 @@
+"""The kernel: one process's runtime. It opens roots, owns their tasks and the host loop.
+
+Every open tree has a task under the kernel's one shielded nursery. A cancellation that
+reaches `open_kernel` from outside starts a planned stop, bounded by `abort_grace_s`; runs
+stay for recovery; then it goes through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
+from typing import Any, Final, TypeVar, cast, final
+
+import trio
+
+from .agent import Agent
+from .barrier import Worker, until
+from .calls import OutsideTarget, Stub, TreeTarget
+from .classes import Classes
+from .clock import Chance, Clock, SystemClock
+from .core.limits import Limits
+from .core.path import check_name
+from .errors import ChildDidNotStop, NotFound, StorageError, UsageError
+from .node import Node
+from .ports import Level, Store, TreeKey, TreeStore
+from .tree import Tree
+
+A = TypeVar("A", bound=Agent)
+log = logging.getLogger("culet.kernel")
+Listener = Callable[[str, Tree | None, Any, Any], None]
+_AWAKE: Final = 0  # in the host index: look at once, it was live
+
+
+@final
+class Kernel:
+    """Made by `open_kernel`."""
+
+    def __init__(
+        self,
+        classes: Classes,
+        store: Store,
+        *,
+        durability: Level,
+        clock: Clock,
+        chance: Chance,
+        limits: Limits,
+        idle_s: float,
+        abort_grace_s: float,
+        start_s: float,
+        threads: bool,
+    ) -> None:
+        self.classes, self.store, self.limits = classes, store, limits
+        self.durability: Level = durability
+        self.clock, self.chance = clock, chance
+        self.idle_s, self.abort_grace_s, self.start_s = idle_s, abort_grace_s, start_s
+        self.writer = Worker("culet writer") if threads else None
+        self.janitor = Worker("culet janitor") if threads else None
+        self.opener = Worker("culet opener") if threads else None
+        self.trees: dict[TreeKey, Tree] = {}
+        self.closing = False
+        self._nursery: trio.Nursery | None = None
+        self._opening: dict[TreeKey, trio.Event] = {}
+        self._leaving: dict[TreeKey, trio.Event] = {}
+        self._broken: dict[TreeKey, BaseException] = {}
+        self._sleeping: dict[TreeKey, int | None] = {}
+        self._sleepers_changed = trio.Event()
+        self._listeners: dict[str, list[Listener]] = {}
+
+    # ---- life
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Be the kernel's task until `close`."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as self._nursery:
+                await self._off_loop(self.store.open)
+                entries = await self._off_loop(self.store.roots)
+                self._sleeping = {e.key: e.due_at for e in entries}
+                self._nursery.start_soon(self._host_loop)
+                task_status.started()
+
+    async def _off_loop(self, fn: Callable[[], Any]) -> Any:
+        """Run blocking work of the store on its thread (in place without threads)."""
+        if self.opener is None:
+            return fn()
+        out: list[Any] = []
+        await self.opener.run(lambda: out.append(fn()))
+        return out[0]
+
+    async def _host_loop(self) -> None:
+        """Wake sleeping roots when their slot is due. The wall clock is read anew."""
+        while True:
+            self._sleepers_changed = trio.Event()
+            now = self.clock.now_ms()
+            slots = [
+                (due, key) for key, due in self._sleeping.items() if due is not None
+            ]
+            due = [key for at, key in slots if at <= now]
+            for key in due[: self.limits.waking_roots]:
+                del self._sleeping[key]
+                try:
+                    await self.open_root(key, create=False)
+                except (StorageError, UsageError, NotFound) as error:
+                    self.report(
+                        "root", None, error, name=f"{key.class_name}/{key.name}"
+                    )
+            if due:
+                await trio.lowlevel.checkpoint()
+                continue
+            next_due = min((at for at, _ in slots), default=None)
+            with trio.move_on_after(until(now, next_due, self.limits.clock_check_s)):
+                await self._sleepers_changed.wait()
+
+    async def close(self) -> None:
+        """Stop everything in order, make it durable, let the tasks end."""
+        self.closing = True
+        for event in list(self._opening.values()):
+            await event.wait()
+        remnants: list[Node] = []
+        for tree in list(self.trees.values()):
+            remnants += await self._leave(tree, final=True)
+        assert self._nursery is not None
+        if remnants:
+            log.error("did not stop: %s", [n.path_text() for n in remnants])
+            self.emit("stuck", None, remnants, None)
+        self._nursery.cancel_scope.cancel(reason="the kernel closes")
+        if remnants:
+            raise ChildDidNotStop([n.path_text() for n in remnants])
+
+    def stop_threads(self) -> None:
+        """End the threads and give up the folder: the last act."""
+        for worker in (self.writer, self.janitor, self.opener):
+            if worker is not None:
+                worker.stop()
+        self.store.close()
+
+    async def drain(self, *, timeout: float = 10.0) -> None:
+        """Stop accepting new roots and calls, make all durable, leave runs for recovery."""
+        self.closing = True
+        with trio.move_on_after(timeout):
+            for tree in list(self.trees.values()):
+                tree.jobs.stopped = True
+                await tree.durable()
+
+    # ---- roots
+
+    async def open_root(self, key: TreeKey, *, create: bool = True) -> Tree:
+        """Return the open tree of a root, opening (and creating) it if need be."""
+        while True:
+            if self.closing:
+                msg = "the kernel is closing"
+                raise UsageError(msg)
+            tree = self.trees.get(key)
+            if tree is not None and not tree.closed:
+                return tree
+            if key in self._broken:
+                error = self._broken[key]
+                msg = f"{key.class_name}/{key.name} cannot be opened: {error}"
+                raise StorageError(msg) from error
+            waits = self._opening.get(key) or self._leaving.get(key)
+            if waits is None:
+                break
+            await waits.wait()
+        over = self._opening[key] = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                tree = await self._open(key, create=create)
+            return tree  # noqa: RET504  # a cancel scope may swallow, says mypy
+        finally:
+            del self._opening[key]
+            over.set()
+
+    async def _open(self, key: TreeKey, *, create: bool) -> Tree:
+        kind = self.classes.of(key.class_name, among="roots")
+        level: Level = kind.cls.durability or self.durability
+
+        def work() -> TreeStore:
+            store = self.store.open_tree(key, level=level, create=create)
+            try:
+                self.store.note_root(key, _AWAKE)
+            except BaseException:
+                store.close()
+                raise
+            return store
+
+        store: TreeStore = await self._off_loop(work)
+        tree = Tree(self, key, store)
+        self._sleeping.pop(key, None)
+        self.trees[key] = tree
+        assert self._nursery is not None
+        await self._nursery.start(tree.run)
+        self.emit("root:open", tree, key, store.created)
+        return tree
+
+    async def _leave(self, tree: Tree, *, final: bool) -> list[Node]:
+        """Stop a tree, close its files, note when it is due again."""
+        over = self._leaving[tree.key] = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                remnants = await tree.stop(final=final)
+                due = tree.jobs.slot() if final else _AWAKE
+                assert tree.nursery is not None
+                tree.nursery.cancel_scope.cancel(reason="the tree closes")
+
+                def work() -> None:
+                    tree.store.close()
+                    if final:
+                        self.store.note_root(tree.key, due)
+
+                await self._off_loop(work)
+        finally:
+            if self.trees.get(tree.key) is tree:
+                del self.trees[tree.key]
+            del self._leaving[tree.key]
+            over.set()
+        if final and not self.closing:
+            self._sleeping[tree.key] = due
+            self._sleepers_changed.set()
+        return remnants
+
+    def evict_root(self, tree: Tree) -> None:
+        """Let a tree that does nothing sleep; its slot is in the host index."""
+        if self._nursery is not None and tree.key not in self._leaving:
+            self._nursery.start_soon(self._sleep, tree)
+
+    async def _sleep(self, tree: Tree) -> None:
+        if tree.key not in self._leaving and not tree.closed:
+            await self._leave(tree, final=True)
+
+    async def destroy_root(self, tree: Tree) -> None:
+        """Delete a root with all below it: its folder goes, its name is free again."""
+        key = tree.key
+        tree.jobs.stopped = True
+        tree.sockets.close_all([tree.root_slot], 4410, "deleted")
+        with tree.transaction():
+            tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
+            tree.db.execute("DELETE FROM job")
+        await tree.durable()
+        await self._leave(tree, final=True)
+        over = self._leaving[key] = trio.Event()
+        try:
+            await self._off_loop(lambda: self.store.drop_tree(key))
+        finally:
+            self._sleeping.pop(key, None)
+            del self._leaving[key]
+            over.set()
+
+    def restart_tree(self, tree: Tree, error: BaseException) -> None:
+        """The storage of a tree failed: stop it, and begin again from its last record."""
+        self.report(
+            "storage", None, error, name=f"{tree.key.class_name}/{tree.key.name}"
+        )
+        if (
+            self._nursery is not None
+            and not tree.closed
+            and tree.key not in self._leaving
+        ):
+            self._nursery.start_soon(self._restart, tree)
+
+    async def _restart(self, tree: Tree) -> None:
+        if tree.key in self._leaving or tree.closed:
+            return
+        await self._leave(tree, final=False)
+        self.emit("restart", None, tree.key, None)
+        if self.closing:
+            return
+        try:
+            await self.open_root(tree.key, create=False)
+        except Exception as error:
+            self._broken[tree.key] = error
+            self.report("storage", None, error, name=f"restart of {tree.key}")
+
+    # ---- from outside
+
+    async def get_agent(self, cls: type[A], name: str) -> A:
+        """Return a stub of a root, made and started if need be (typed as its class)."""
+        kind = self.classes.of(cls, among="roots")
+        check_name(name, root=True)
+        key = TreeKey(kind.name, name)
+        tree = await self.open_root(key)
+        with tree.visitor():
+            await tree.wake(tree.root_slot)
+        target = OutsideTarget(self, key, tree.root_slot, kind)
+        return cast(A, Stub(target))
+
+    async def get_sub_agent(self, parent: Agent, cls: type[A], name: str) -> A:
+        """Return a stub of a facet of `parent` (a stub), for calls from outside; no gate."""
+        target = getattr(parent, "_target", None)
+        if not isinstance(target, OutsideTarget):
+            msg = "get_sub_agent wants a stub that get_agent or get_sub_agent returned"
+            raise UsageError(msg)
+        kind = self.classes.of(cls)
+        tree = await self.open_root(target.key)
+        with tree.visitor():
+            node = await TreeTarget(tree, target.slot, target.kind).node()
+            child = await tree.get(node, kind, name)
+            await tree.durable()
+        return cast(A, Stub(OutsideTarget(self, target.key, child.slot, kind)))
+
+    # ---- being watched
+
+    def subscribe(self, channel: str, fn: Listener) -> Callable[[], None]:
+        """Call `fn(channel, tree, subject, detail)` on each event; "*" hears all.
+
+        Events come in the step that made them: a listener must be quick and not raise.
+        Returns a function that ends it.
+        """
+        self._listeners.setdefault(channel, []).append(fn)
+
+        def unsubscribe() -> None:
+            listeners = self._listeners.get(channel, [])
+            if fn in listeners:
+                listeners.remove(fn)
+
+        return unsubscribe
+
+    def emit(self, channel: str, tree: Tree | None, subject: Any, detail: Any) -> None:
+        """Tell listeners of one event; what they raise is logged and ends there."""
+        if not self._listeners:
+            return
+        for fn in [*self._listeners.get(channel, ()), *self._listeners.get("*", ())]:
+            try:
+                fn(channel, tree, subject, detail)
+            except Exception:
+                log.exception("a listener of %r failed", channel)
+
+    def report(
+        self, what: str, node: Node | None, error: BaseException, *, name: str
+    ) -> str:
+        """Log a failure with its details under a fresh error id, and return the id."""
+        error_id = self.chance.id(8)
+        where = node.path_text() if node is not None else "-"
+        log.error("%s: %s in %s (%s)", error_id, what, where, name, exc_info=error)
+        self.emit("failure", None, node, (error_id, what, name, error))
+        return error_id
+
+    def tree(self, class_name: str, name: str) -> list[dict[str, Any]]:
+        """Return what is in memory of one root: a row per node, remnants marked."""
+        tree = self.trees.get(TreeKey(class_name, name))
+        if tree is None:
+            return []
+        rows = []
+        for node in [*tree.nodes.values(), *tree.remnants]:
+            sql = "SELECT count(*) FROM job WHERE owner = ?"
+            rows.append(
+                {
+                    "path": node.path_text(),
+                    "slot": node.slot,
+                    "state": "remnant"
+                    if node in tree.remnants
+                    else node.state.name.lower(),
+                    "sockets": len(tree.sockets.of(node.slot)),
+                    "refs": node.refs,
+                    "jobs": int(tree.db.execute(sql, (node.slot,))[0][0]),
+                    "bytes": node.db.size_bytes,
+                }
+            )
+        return rows
+
+    def metrics(self) -> dict[str, int]:
+        """Return counts over all open trees."""
+        trees = self.trees.values()
+        return {
+            "trees": len(self.trees),
+            "sleeping_trees": len(self._sleeping),
+            "nodes": sum(len(t.nodes) for t in trees),
+            "remnants": sum(len(t.remnants) for t in trees),
+            "connections": sum(t.sockets.count for t in trees),
+            "records": sum(t.barrier.records for t in trees),
+            "commits": sum(t.store.commits for t in trees),
+        }
+
+
+def _find_store(url: str, limits: Limits) -> Store:
+    """Return the store of a URL: its scheme names an entry point of `culet.stores`."""
+    scheme, colon, rest = url.partition(":")
+    found = {e.name: e for e in entry_points(group="culet.stores")}
+    if not colon or scheme not in found:
+        known = ", ".join(sorted(f"{name}:" for name in found))
+        msg = f"storage {url!r}: give a URL that begins with one of {known}"
+        raise UsageError(msg)
+    return cast(Store, found[scheme].load()(rest, limits=limits))
+
+
+@asynccontextmanager
+async def open_kernel(
+    *,
+    roots: Iterable[type[Agent]],
+    facets: Iterable[type[Agent]] = (),
+    storage: str | Store = "memory:",
+    durability: Level = "power",
+    clock: Clock | None = None,
+    seed: int | None = None,
+    idle_s: float = 60.0,
+    abort_grace_s: float = 5.0,
+    start_s: float = 30.0,
+    limits: Limits | None = None,
+    threads: bool = True,
+) -> AsyncIterator[Kernel]:
+    """Open the kernel on a store; leaving it stops everything in order.
+
+    `roots` are classes addressable at the top, `facets` live under a parent; a class may
+    be both. `durability` is `power` (a record is synced) or `process`. With
+    `threads=False` records are written in the loop: for deterministic tests.
+
+    Raises `UsageError` for classes that cannot be served, `StorageBusy` when another
+    kernel has the folder.
+    """
+    limits = limits or Limits()
+    classes = Classes(roots, facets, Agent)
+    store = _find_store(storage, limits) if isinstance(storage, str) else storage
+    kernel = Kernel(
+        classes, store, durability=durability, clock=clock or SystemClock(),
+        chance=Chance(seed), limits=limits, idle_s=idle_s,
+        abort_grace_s=abort_grace_s, start_s=start_s, threads=threads,
+    )  # fmt: skip
+    try:
+        async with trio.open_nursery() as outer:
+            await outer.start(kernel.run)
+            try:
+                yield kernel
+            finally:
+                with trio.CancelScope(shield=True):
+                    await kernel.close()
+    except BaseExceptionGroup as group:
+        # one error in the body is that error, as if no nursery were there
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+    finally:
+        kernel.stop_threads()

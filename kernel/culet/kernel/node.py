@@ -1,0 +1,320 @@
+"""One live agent: its instance, its nurseries, the calls inside it, its fence.
+
+A node is one task. Its body waits on an Event inside a `work` nursery (the agent's own
+tasks) inside a `children` nursery (the nodes of its facets), so a parent cannot leave a
+child behind, and what belongs to the agent ends before its children do. A call does not
+get a task: it runs in its caller's, under a cancel scope that is registered here. A node
+is `gone` only when the last such call has left its code.
+
+A start that would wait for itself through other starts is refused: the context variable
+`starting` names the node whose `on_start` this task works for, and each starting node
+notes the node that it waits for.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+
+import trio
+
+from .errors import FacetAborted, FacetBroken, UsageError
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .classes import AgentClass
+    from .http import Request
+    from .ports import AgentDb
+    from .sockets import Connection
+    from .tree import Tree
+    from .turn import Turn
+
+T = TypeVar("T")
+log = logging.getLogger("culet.kernel")
+
+
+class State(enum.IntEnum):
+    """The life of a node; it only goes up."""
+
+    STARTING = 0
+    LIVE = 1
+    STOPPING = 2
+    GONE = 3
+
+
+class Ambient(NamedTuple):
+    """Whose code runs in this task, and for whom."""
+
+    node: Node
+    connection: Connection | None = None
+    request: Request | None = None
+    identity: Any = None
+    asker: str | None = None  # the run or fiber that this code works for
+    turn: Turn | None = None
+    tool_call: tuple[str, str] | None = None  # (message id, tool call id)
+
+
+ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)
+starting: ContextVar[Node | None] = ContextVar("culet_starting", default=None)
+
+
+@final
+class Node:
+    """The live half of one agent. Made and ended by `Tree`."""
+
+    __slots__ = (
+        "agent",
+        "born",
+        "calls",
+        "children",
+        "db",
+        "error",
+        "fenced",
+        "gone",
+        "kids",
+        "kind",
+        "name",
+        "parent",
+        "props",
+        "ready",
+        "reason",
+        "refs",
+        "slot",
+        "state",
+        "stop",
+        "tree",
+        "used_at",
+        "waits_for",
+        "work",
+    )
+
+    def __init__(
+        self,
+        tree: Tree,
+        slot: str,
+        parent: Node | None,
+        kind: AgentClass,
+        name: str,
+        born: int,
+    ) -> None:
+        self.tree = tree
+        self.slot = slot
+        self.parent = parent
+        self.kind = kind
+        self.name = name
+        self.born = born
+        self.state = State.STARTING
+        self.kids: dict[str, Node] = {}
+        self.calls: dict[trio.CancelScope, BaseException | None] = {}
+        self.refs = 0  # keep-alive; dies with the node
+        self.fenced = False
+        self.error: BaseException | None = None
+        self.reason: str | None = None
+        self.waits_for: Node | None = None
+        self.props: Any = None
+        self.used_at = trio.current_time()
+        self.ready, self.gone, self.stop = trio.Event(), trio.Event(), trio.Event()
+        self.children: trio.Nursery | None = None
+        self.work: trio.Nursery | None = None
+        self.db: AgentDb = tree.store.agent(slot)
+        self.agent: Agent = kind.cls.__new__(kind.cls)
+        object.__setattr__(self.agent, "_node", self)
+
+    def __repr__(self) -> str:
+        return f"<{self.path_text()} {self.state.name.lower()}>"
+
+    def lineage(self) -> list[Node]:
+        """Return the nodes from the root to this one."""
+        out: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            out.append(node)
+            node = node.parent
+        return out[::-1]
+
+    def path_text(self) -> str:
+        """Return `Class/name` of each step, for logs, receipts and lists."""
+        return "/".join(f"{n.kind.name}/{n.name}" for n in self.lineage())
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Be the node's task, from start to gone. Never raises but `Cancelled`."""
+        broken: BaseException | None = None
+        try:
+            async with trio.open_nursery() as self.children:
+                async with trio.open_nursery() as self.work:
+                    broken = await self._start()
+                    if broken is None:
+                        if self.state is State.STARTING:
+                            self.state = State.LIVE
+                        self.ready.set()
+                        await self.stop.wait()
+                    if self.work.child_tasks:
+                        self.work.cancel_scope.cancel(reason=self.reason)
+                if broken is not None:
+                    self.children.cancel_scope.cancel(reason="start failed")
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._finish(None)
+            raise
+        except BaseException as error:
+            broken = error
+        self._finish(broken)
+
+    async def _start(self) -> BaseException | None:
+        """Run the constructor and `on_start`; return what went wrong."""
+        starting.set(self)
+        token = ambient.set(Ambient(self))
+        try:
+            with trio.fail_after(self.tree.kernel.start_s):
+                self.agent.__init__()  # type: ignore[misc]  # `_node` had to be there first
+                await self.agent._begin(self.props)
+        except trio.TooSlowError:
+            limit = self.tree.kernel.start_s
+            return TimeoutError(f"on_start took more than {limit} s")
+        except (trio.Cancelled, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            return error
+        finally:
+            ambient.reset(token)
+            starting.set(None)
+        return None
+
+    def cut(self) -> None:
+        """Let the body end; a start that hangs is cancelled."""
+        self.stop.set()
+        if not self.ready.is_set() and self.work is not None:
+            self.work.cancel_scope.cancel(reason=self.reason)
+
+    def _finish(self, broken: BaseException | None) -> None:
+        self.state = State.GONE
+        if broken is not None and self.reason is None:
+            self.error = self.error or broken
+            self.end_calls(FacetBroken(f"{self.path_text()} broke: {broken!r}"))
+        else:
+            self.end_calls(FacetAborted(self.reason))
+        self.tree.forget(self)
+        self.ready.set()
+        if not self.calls:
+            self.gone.set()
+
+    def end_calls(self, error: BaseException) -> None:
+        """Cancel every call that is inside this agent's code."""
+        for scope in list(self.calls):
+            if self.calls[scope] is None:
+                self.calls[scope] = error
+            scope.cancel(reason=str(error))
+
+    # ---- entering its code
+
+    def check(self) -> None:
+        """Raise unless this node may still act: the fence of every kernel call."""
+        if self.fenced or self.state >= State.STOPPING:
+            raise FacetAborted(self.reason)
+
+    async def enter(
+        self, ctx: Ambient, fn: Callable[..., Awaitable[T]], *args: Any
+    ) -> T:
+        """Run `fn` as a call inside this agent: the border for exceptions.
+
+        Cancelling the caller cancels the call; stopping the node ends it with
+        `FacetAborted`. Raises what `fn` raises; anything that is not an Exception
+        becomes `FacetBroken`.
+        """
+        self.check()
+        scope = trio.CancelScope()
+        self.calls[scope] = None
+        token = ambient.set(ctx)
+        try:
+            with scope:
+                result = await fn(*args)
+                if self.calls[scope] is None:
+                    return result
+            raise _own(self.calls[scope] or FacetAborted(self.reason))
+        except (Exception, trio.Cancelled, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            msg = f"{self.path_text()} raised {type(error).__name__}"
+            raise FacetBroken(msg) from error
+        finally:
+            ambient.reset(token)
+            del self.calls[scope]
+            self.used_at = trio.current_time()
+            if self.state is State.GONE and not self.calls:
+                self.gone.set()
+
+    def spawn(
+        self, ctx: Ambient, fn: Callable[..., Awaitable[Any]], *args: Any
+    ) -> None:
+        """Start a task of this agent; what it raises breaks this facet only."""
+        self.check()
+
+        async def body() -> None:
+            ambient.set(ctx)
+            starting.set(None)
+            try:
+                await fn(*args)
+            except (trio.Cancelled, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.tree.node_failed(self, error)
+
+        assert self.work is not None
+        self.work.start_soon(body)
+
+    def hook(self, ctx: Ambient, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Start a hook: bounded in time, its failure is reported and changes nothing."""
+
+        async def body() -> None:
+            try:
+                with trio.fail_after(self.tree.kernel.limits.notify_s):
+                    await fn(*args)
+            except (trio.Cancelled, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                name = getattr(fn, "__name__", "hook")
+                self.tree.kernel.report("hook", self, error, name=name)
+
+        self.spawn(ctx, body)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something keeps this node from being dropped from memory."""
+        tasks = self.work is not None and bool(self.work.child_tasks)
+        return bool(self.kids or self.calls or self.refs or tasks)
+
+
+def _own(error: BaseException) -> BaseException:
+    """Return an exception object for one caller alone, or tracebacks pile up on it."""
+    if isinstance(error, FacetAborted):
+        return FacetAborted(error.reason)
+    if isinstance(error, FacetBroken):
+        copy = FacetBroken(*error.args)
+        copy.__cause__ = error.__cause__
+        return copy
+    return error
+
+
+def check_cycle(node: Node) -> None:
+    """Refuse a start that would wait for itself; see the module's text."""
+    me = starting.get()
+    other: Node | None = node
+    while me is not None and other is not None and other.state is State.STARTING:
+        if other is me:
+            msg = f"the start of {me.path_text()} would wait for itself"
+            raise UsageError(msg)
+        other = other.waits_for
+
+
+def starts_under(node: Node) -> bool:
+    """Whether this task works for the start of `node` or of a node below it."""
+    me = starting.get()
+    while me is not None:
+        if me is node:
+            return True
+        me = me.parent
+    return False

@@ -1,0 +1,369 @@
+"""The nouns of an agent: thin faces over what the tree does, bound to one node.
+
+Each acts for its own node only: the owner is the handle that it was made with, never
+an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, final
+
+import trio
+
+from .core.job import Retry
+from .core.path import check_name
+from .core.run import AgentToolRun, Status
+from .errors import NotFound, UsageError
+from .fibers import FiberResolution, FiberRun
+from .schedules import Schedule
+from .tree import AbortReceipt
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .node import Node
+    from .sockets import Connection
+
+A = TypeVar("A", bound="Agent")
+Schedules = list[Schedule]  # in the classes below `list` is a method
+
+
+class Child(NamedTuple):
+    """One entry of `dynamic_agents.list`."""
+
+    class_name: str
+    name: str
+
+
+@final
+class DynamicAgents:
+    """The facets of one agent: `get` creates, nothing else does."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def get(self, cls: type[A], name: str) -> A:
+        """Return a stub of the facet, made and started if need be."""
+        node = self._node
+        kind = node.tree.kernel.classes.of(cls)
+        child = await node.tree.get(node, kind, name)
+        return cast(A, node.tree.stub(child.slot, kind))
+
+    async def lookup(self, cls: type[A], name: str) -> A | None:
+        """Return a stub of the facet if it exists; never makes one."""
+        node = self._node
+        node.check()
+        kind = node.tree.kernel.classes.of(cls)
+        slot = node.tree.child_slot(node.slot, kind, name)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return None if slot is None else cast(A, node.tree.stub(slot, kind))
+
+    def has(self, cls: type[Agent] | str, name: str) -> bool:
+        """Whether the facet exists."""
+        node = self._node
+        kind = node.tree.kernel.classes.of(cls)
+        return node.tree.child_slot(node.slot, kind, name) is not None
+
+    def list(
+        self,
+        cls: type[Agent] | str | None = None,
+        *,
+        limit: int | None = None,
+        after: tuple[str, str] | None = None,
+    ) -> list[Child]:
+        """Return the facets in the order of their birth; `after` is (class, name)."""
+        node = self._node
+        kind = None if cls is None else node.tree.kernel.classes.of(cls)
+        count = node.tree.kernel.limits.children_per_agent if limit is None else limit
+        rows = node.tree.children(node.slot, kind, count, after)
+        return [Child(class_name, name) for _slot, class_name, name in rows]
+
+    async def abort(
+        self, cls: type[Agent], name: str, reason: str | None = None
+    ) -> AbortReceipt:
+        """Stop the facet and all below it, in planned order. What is owed brings it back.
+
+        Raises `ChildDidNotStop` when code is still running at the deadline.
+        """
+        slot = self._slot(cls, name)
+        return await self._node.tree.abort([slot], reason)
+
+    async def delete(self, cls: type[Agent], name: str) -> None:
+        """Delete the facet with its storage and all below it, for good. Idempotent."""
+        node = self._node
+        node.check()
+        kind = node.tree.kernel.classes.of(cls)
+        slot = node.tree.child_slot(node.slot, kind, name)
+        if slot is not None:
+            await node.tree.delete(slot)
+
+    def _slot(self, cls: type[Agent], name: str) -> str:
+        node = self._node
+        node.check()
+        kind = node.tree.kernel.classes.of(cls)
+        slot = node.tree.child_slot(node.slot, kind, check_name(name))
+        if slot is None:
+            msg = f"{node.path_text()} has no {kind.name} {name!r}"
+            raise NotFound(msg)
+        return slot
+
+
+@final
+class RunsNoun:
+    """The agent-tool runs that one agent asked for."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def cancel(self, run_id: str, reason: str | None = None) -> Status | None:
+        """Cancel a run with everything below it; the status that stands afterwards."""
+        self._node.check()
+        status = self._node.tree.runs.cancel(self._node.slot, run_id, reason)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return status
+
+    def get(self, run_id: str) -> AgentToolRun | None:
+        """Return one run."""
+        return self._node.tree.runs.get(self._node.slot, run_id)
+
+    def list(
+        self,
+        *,
+        status: Status | None = None,
+        agent_type: str | None = None,
+        parent_tool_call_id: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[AgentToolRun]:
+        """Return runs in the order of their start; `after` is a run id."""
+        return self._node.tree.runs.all(
+            self._node.slot, status=status, agent_type=agent_type,
+            parent_tool_call_id=parent_tool_call_id, limit=limit, after=after,
+        )  # fmt: skip
+
+    def replay(self, run_id: str, after: int = -1) -> AsyncIterator[Any]:
+        """Yield the published frames after number `after`, as decoded JSON; then end."""
+        return self._node.tree.runs.replay(self._node.slot, run_id, after)
+
+    async def clear(
+        self, status: Status | None = None, older_than: int | None = None
+    ) -> int:
+        """Forget runs and wipe their facets; `older_than` is epoch ms of their start."""
+        return await self._node.tree.runs.clear(
+            self._node, status=status, older_than=older_than
+        )
+
+
+@final
+class SchedulesNoun:
+    """The schedules of one agent."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def get(self, schedule_id: str) -> Schedule | None:
+        """Return one schedule."""
+        return self._node.tree.schedules.get(self._node.slot, "call", schedule_id)
+
+    def list(self, *, callback: str | None = None) -> list[Schedule]:
+        """Return all schedules, earliest first; dead ones are marked so."""
+        return self._node.tree.schedules.all(self._node.slot, "call", callback=callback)
+
+    def cancel(self, schedule_id: str) -> bool:
+        """Delete one; False when there is none. It will not fire after this returns."""
+        self._node.check()
+        return self._node.tree.schedules.remove(self._node.slot, "call", schedule_id)
+
+    def many(self, schedule_ids: Sequence[str]) -> Schedules:
+        """Return those of the ids that exist."""
+        found = (self.get(i) for i in schedule_ids)
+        return [s for s in found if s is not None]
+
+    def pause(self, schedule_id: str) -> bool:
+        """Keep it from firing until `resume`."""
+        return self._change(schedule_id, "pause")
+
+    def resume(self, schedule_id: str) -> bool:
+        """Let a paused one fire again; one that is overdue fires once."""
+        return self._change(schedule_id, "resume")
+
+    def run_now(self, schedule_id: str) -> bool:
+        """Make it due at once."""
+        return self._change(schedule_id, "run_now")
+
+    def replay(self, schedule_id: str) -> bool:
+        """Try a dead one again."""
+        return self._change(schedule_id, "replay")
+
+    def _change(self, schedule_id: str, how: str) -> bool:
+        self._node.check()
+        return self._node.tree.schedules.change(self._node.slot, schedule_id, how)
+
+    def upcoming(self, hours: float) -> Schedules:
+        """Return what is due within that many hours."""
+        until = self._node.tree.now() + int(hours * 3_600_000)
+        return [s for s in self.list() if s.due_at <= until and not s.dead]
+
+
+@final
+class QueueNoun:
+    """Calls that one agent queued for itself: first in, first out."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def put(
+        self, callback: str | Callable[..., Any], payload: Any = None, *,
+        retry: Retry | None = None,
+    ) -> str:  # fmt: skip
+        """Queue a call of one of this agent's methods; returns its id."""
+        tree = self._node.tree
+        return tree.schedules.put(self._node, callback, payload, retry).id
+
+    def get(self, call_id: str) -> Schedule | None:
+        """Return one queued call."""
+        return self._node.tree.schedules.get(self._node.slot, "queue", call_id)
+
+    def list(self, *, callback: str | None = None) -> list[Schedule]:
+        """Return what is queued."""
+        return self._node.tree.schedules.all(
+            self._node.slot, "queue", callback=callback
+        )
+
+    def remove(self, call_id: str) -> bool:
+        """Take one out; False when it is not there any more."""
+        self._node.check()
+        return self._node.tree.schedules.remove(self._node.slot, "queue", call_id)
+
+    def clear(self, callback: str | None = None) -> int:
+        """Take all out, or those of one method; returns how many."""
+        return sum(self.remove(s.id) for s in self.list(callback=callback))
+
+
+@final
+class FibersNoun:
+    """The fibers of one agent."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def start(
+        self,
+        name: str,
+        fn: Callable[[], Awaitable[Any]],
+        *,
+        fiber_id: str | None = None,
+        key: str | None = None,
+        metadata: Any = None,
+        wait: bool = False,
+    ) -> FiberRun:
+        """Start a fiber in the background; a known id or key returns its fiber.
+
+        Its row is kept after its end. With `wait` the end is waited for.
+        """
+        from .node import Ambient
+
+        node, fibers = self._node, self._node.tree.fibers
+        known = fibers.get(node.slot, fiber_id, None) if fiber_id is not None else None
+        if known is None and key is not None:
+            known = fibers.get(node.slot, None, key)
+        if known is None:
+            fiber_id = fiber_id or node.tree.kernel.chance.id()
+            taken = fibers.begin(node, name, check_name(fiber_id), key, metadata)
+
+            async def body() -> None:
+                try:
+                    await fibers.run(node, taken, fn, keep=True)
+                except Exception as error:
+                    node.tree.kernel.report("fiber", node, error, name=name)
+
+            node.spawn(Ambient(node), body)
+            known = fibers.get(node.slot, fiber_id, None)
+            assert known is not None
+        if wait:
+            return await fibers.join(node.slot, known.id)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return known
+
+    def inspect(self, id: str | None = None, key: str | None = None) -> FiberRun | None:  # noqa: A002
+        """Return one fiber by id or by key."""
+        if id is None and key is None:
+            msg = "inspect wants an id or a key"
+            raise UsageError(msg)
+        return self._node.tree.fibers.get(self._node.slot, id, key)
+
+    def list(
+        self,
+        *,
+        status: Status | None = None,
+        name: str | None = None,
+        limit: int = 1000,
+    ) -> list[FiberRun]:
+        """Return fibers in the order of their start."""
+        fibers = self._node.tree.fibers
+        return fibers.all(self._node.slot, status=status, name=name, limit=limit)
+
+    def cancel(
+        self, id: str | None = None, key: str | None = None, reason: str | None = None  # noqa: A002
+    ) -> Status | None:  # fmt: skip
+        """Cancel a fiber with what it waits for; the status that stands afterwards."""
+        self._node.check()
+        found = self.inspect(id, key)
+        if found is None:
+            return None
+        return self._node.tree.fibers.cancel(self._node.slot, found.id, reason)
+
+    def resolve(self, id: str, result: FiberResolution) -> bool:  # noqa: A002
+        """End a fiber from outside it; False when it was ended already."""
+        from .endings import Ending, Subject, json_text
+
+        self._node.check()
+        slot = self._node.slot
+        ending = Ending(result.status, None, result.error, json_text(result.result))
+        return self._node.tree.endings.settle(
+            Subject("fiber", slot, id, slot), ending, None
+        )
+
+    def delete(self, *, status: Literal["completed", "error"] | None = None) -> int:
+        """Forget fibers that ended; returns how many."""
+        self._node.check()
+        tree = self._node.tree
+        with tree.transaction():
+            tree.db.execute(
+                "DELETE FROM fiber WHERE owner = ?1 AND kind = 'fiber' AND"
+                " status <> 'running' AND (?2 IS NULL OR status = ?2)",
+                (self._node.slot, status),
+            )
+            return tree.db.changes
+
+
+@final
+class SocketsNoun:
+    """The connections of one agent."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def list(self, tag: str | None = None) -> list[Connection]:
+        """Return connections in the order in which they came, all or those with a tag."""
+        found = self._node.tree.sockets.of(self._node.slot)
+        return [c for c in found if tag is None or tag in c.tags]
+
+    def get(self, connection_id: str) -> Connection | None:
+        """Return the newest connection with that label."""
+        for connection in reversed(self.list()):
+            if connection.id == connection_id:
+                return connection
+        return None

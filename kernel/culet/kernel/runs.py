@@ -1,0 +1,422 @@
+"""Agent-tool runs: a facet asked to do one thing, durable, idempotent, observable.
+
+The row is written first, with its job, in one commit; a known id never starts a second
+turn. Waiters of a run share one event and read the row. Cancelling a waiting caller is
+losing an observer: only a cancel by id stops a run, and everything below it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from .core import frames
+from .core import run as core
+from .core.limits import DEPTH_MAX
+from .core.path import check_name
+from .core.run import AgentToolRun, Status
+from .endings import Ending, Subject, json_text
+from .errors import (
+    CapacityError,
+    Deleted,
+    InternalError,
+    NotFound,
+    StorageError,
+    UsageError,
+)
+from .node import Ambient, Node, ambient, starting
+from .ports import Blob
+from .streams import Cursor, RunView
+from .turn import CancelToken
+
+if TYPE_CHECKING:
+    from .classes import AgentClass
+    from .tree import Tree
+
+log = logging.getLogger("culet.kernel")
+_COLUMNS: Final = (
+    "id, class, status, tool_call_id, display_order, display, preview, output, summary,"
+    " error, reason, usage, n, started_at, completed_at"
+)
+_JSON: Final = (5, 6, 7, 11)
+_INSERT: Final = (
+    "INSERT INTO run (owner, id, child, class, asker, tool_call_id, display_order,"
+    " display, preview, input_digest, detached, status, started_at)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,'running',?)"
+)
+
+
+class Detached(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run that nobody waits for ends: `on_finish` names a method of the asker."""
+
+    on_finish: str | None = None
+    max_budget_s: float | None = None
+    notify: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is asked for; see `Agent.run_agent_tool`."""
+
+    run_id: str | None = None
+    tool_call_id: str | None = None
+    order: int = 0
+    display: Any = None
+    preview: Any = None
+    cancel: CancelToken | None = None
+    detached: Detached | None = None
+    no_progress_s: float | None = None
+    check: Callable[[Any], Any] | None = None
+
+
+def to_run(row: tuple[Any, ...]) -> AgentToolRun:
+    """Return the public record of a row of `_COLUMNS`."""
+    values = list(row)
+    for at in _JSON:
+        if values[at] is not None:
+            values[at] = msgspec.json.decode(values[at])
+    (run_id, cls, status, call, order, display, preview, output, summary, error,
+     reason, usage, n, started_at, completed_at) = values  # fmt: skip
+    return AgentToolRun(
+        run_id=run_id, agent_type=cls, status=status, parent_tool_call_id=call,
+        order=order, display=display, preview=preview, output=output, summary=summary,
+        error=error, reason=reason, usage=usage, n=n, started_at=started_at,
+        completed_at=completed_at,
+    )  # fmt: skip
+
+
+@final
+class Runs:
+    """The runs that agents of one tree asked for."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.db = tree.db
+        self.validators: dict[tuple[str, str], Callable[[Any], Any]] = {}
+
+    # ---- reading
+
+    def get(self, owner: str, run_id: str) -> AgentToolRun | None:
+        """Return one run of that parent."""
+        sql = f"SELECT {_COLUMNS} FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        return to_run(rows[0]) if rows else None
+
+    def of_child(self, child: str, run_id: str) -> AgentToolRun | None:
+        """Return the run whose facet has that slot."""
+        sql = f"SELECT {_COLUMNS} FROM run WHERE child = ? AND id = ?"
+        rows = self.db.execute(sql, (child, run_id))
+        return to_run(rows[0]) if rows else None
+
+    def all(
+        self,
+        owner: str,
+        *,
+        status: Status | None = None,
+        agent_type: str | None = None,
+        parent_tool_call_id: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[AgentToolRun]:
+        """Return runs of that parent in the order of their start."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM run WHERE owner = ?1"
+            " AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR class = ?3)"
+            " AND (?4 IS NULL OR tool_call_id = ?4)"
+            " AND born > coalesce((SELECT born FROM run WHERE owner = ?1 AND id = ?5), 0)"
+            " ORDER BY born LIMIT ?6"
+        )
+        count = self.tree.kernel.limits.retained_runs if limit is None else limit
+        params = (owner, status, agent_type, parent_tool_call_id, after, count)
+        return [to_run(r) for r in self.db.execute(sql, params)]
+
+    def cursors(self, owner: str) -> list[Cursor]:
+        """Return one replay cursor per run of that parent, oldest first."""
+        sql = "SELECT child, id FROM run WHERE owner = ? ORDER BY born"
+        return [Cursor(child, i, "run") for child, i in self.db.execute(sql, (owner,))]
+
+    # ---- asking
+
+    async def run(
+        self, node: Node, kind: AgentClass, value: Any, ask: Ask
+    ) -> AgentToolRun:
+        """Dispatch, and wait for the end unless detached."""
+        if starting.get() is not None and ask.detached is None:
+            msg = (
+                "a run awaited in on_start could only begin after it: make it detached"
+            )
+            raise UsageError(msg)
+        run = self.dispatch(node, kind, value, ask)
+        if ask.detached is not None or run.status != "running":
+            await trio.lowlevel.checkpoint()
+            return run
+        return await self.join(node, run.run_id, ask)
+
+    def dispatch(
+        self, node: Node, kind: AgentClass, value: Any, ask: Ask
+    ) -> AgentToolRun:
+        """Write the run and its job in one commit; a known id returns its run."""
+        node.check()
+        if not kind.is_tool:
+            msg = f"{kind.name} cannot be run as a tool: give it an on_turn"
+            raise UsageError(msg)
+        try:
+            text = msgspec.json.encode(value)
+        except (TypeError, ValueError) as error:
+            msg = f"the input of {kind.name} cannot be copied: {error}"
+            raise UsageError(msg) from None
+        if len(text) > self.tree.kernel.limits.input_bytes:
+            msg = f"the input of {kind.name} has {len(text)} bytes"
+            raise CapacityError(msg)
+        run_id, derived = self._id(ask)
+        digest = core.input_digest(text)
+        known = self._known(node, kind, run_id, digest, derived=derived)
+        if known is not None:
+            return known
+        refusal = self._refusal(node)
+        if refusal is not None:
+            return self._refused(node, kind, ask, run_id, refusal)
+        preview = ask.preview
+        if callable(preview):
+            preview = preview(value)
+        if preview is None:
+            limit = self.tree.kernel.limits.preview_bytes
+            preview = core.shape_preview(msgspec.json.decode(text), limit)
+        return self._insert(node, kind, ask, run_id, text, digest, preview)
+
+    def _id(self, ask: Ask) -> tuple[str, bool]:
+        if ask.run_id is not None:
+            return check_name(ask.run_id), False
+        here = ambient.get()
+        if here is not None and here.tool_call is not None:
+            return core.derive_run_id(*here.tool_call), True
+        return self.tree.kernel.chance.id(), False
+
+    def _known(
+        self, node: Node, kind: AgentClass, run_id: str, digest: str, *, derived: bool
+    ) -> AgentToolRun | None:
+        sql = "SELECT input_digest, class FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (node.slot, run_id))
+        if not rows:
+            return None
+        if rows[0][1] != kind.name:
+            msg = f"run {run_id!r} is a {rows[0][1]}, not a {kind.name}"
+            raise UsageError(msg)
+        if rows[0][0] != digest:
+            if derived:
+                msg = f"tool call of run {run_id!r} came again with another input"
+                raise InternalError(msg)
+            log.warning(
+                "run %r exists with another input; it is returned as it is", run_id
+            )
+        return self.get(node.slot, run_id)
+
+    def _refusal(self, node: Node) -> tuple[str, str] | None:
+        if len(node.lineage()) >= DEPTH_MAX:
+            return "depth", f"a run would be deeper than {DEPTH_MAX}"
+        limit = node.agent.max_concurrent_agent_tools
+        if limit is None:
+            return None
+        sql = "SELECT count(*) FROM run WHERE owner = ? AND status = 'running'"
+        if int(self.db.execute(sql, (node.slot,))[0][0]) >= limit:
+            return "capacity", f"{limit} runs are going on already"
+        return None
+
+    def _refused(
+        self, node: Node, kind: AgentClass, ask: Ask, run_id: str, why: tuple[str, str]
+    ) -> AgentToolRun:
+        """Leave no row: the result has the real id, the frames one that is never stored."""
+        now = self.tree.now()
+        told = AgentToolRun(
+            run_id=run_id, agent_type=kind.name, status="error", reason=why[0],
+            error=why[1], parent_tool_call_id=ask.tool_call_id, order=ask.order,
+            display=ask.display, n=0, started_at=now, completed_at=now,
+        )  # fmt: skip
+        shown = msgspec.structs.replace(told, run_id=self.tree.kernel.chance.id())
+        blob = Blob(frames.started(shown), frames.terminal(shown))
+        self.tree.sockets.push_all(node.slot, blob)
+        return told
+
+    def _insert(
+        self,
+        node: Node,
+        kind: AgentClass,
+        ask: Ask,
+        run_id: str,
+        text: bytes,
+        digest: str,
+        preview: Any,
+    ) -> AgentToolRun:
+        tree, now = self.tree, self.tree.now()
+        here = ambient.get()
+        stillborn = ask.cancel is not None and ask.cancel.cancelled
+        run = AgentToolRun(
+            run_id=run_id, agent_type=kind.name, parent_tool_call_id=ask.tool_call_id,
+            order=ask.order, display=ask.display, preview=preview, started_at=now,
+        )  # fmt: skip
+        if stillborn:  # no child, no model call
+            child = tree.kernel.chance.id()
+        else:
+            child = tree.child_slot(node.slot, kind, run_id) or tree.kernel.chance.id()
+        view = RunView(run)
+        view.peers = dict.fromkeys(tree.sockets.protocol_of(node.slot))
+        stream = tree.streams.fresh(
+            child, run_id, view, *tree.own_views(child, kind, run_id)
+        )
+        payload = {"input": msgspec.Raw(text)}
+        if here is not None and here.identity is not None:
+            payload["identity"] = here.identity
+        lane = kind.cls.turn_lane or f"turn:{run_id}"
+        take: int | None = None
+        try:
+            with tree.transaction():
+                if not stillborn:
+                    tree.insert_node(child, node.slot, kind, run_id)
+                self.db.execute(
+                    _INSERT,
+                    (
+                        node.slot, run_id, child, kind.name,
+                        here.asker if here is not None and ask.detached is None else None,
+                        ask.tool_call_id, ask.order, json_text(ask.display),
+                        json_text(preview), digest,
+                        None if ask.detached is None else json_text(ask.detached), now,
+                    ),
+                )  # fmt: skip
+                if not stillborn:
+                    if tree.jobs.idle(child, lane):
+                        take = tree.jobs.take_number()
+                    job = tree.jobs.add(
+                        child,
+                        "turn",
+                        run_id,
+                        at=now,
+                        lane=lane,
+                        payload=payload,
+                        held=take,
+                    )
+                self._limit(node, ask, run_id, now)
+        except StorageError:
+            tree.streams.drop(stream)
+            raise
+        stream.open()
+        if ask.check is not None:
+            self.validators[node.slot, run_id] = ask.check
+        tree.emit("run:start", Subject("run", node.slot, run_id, child), None)
+        if node.kind.hears_start:
+            ctx = Ambient(node)
+            node.hook(ctx, node.agent.on_agent_tool_start, run)
+        if stillborn:
+            reason = None if ask.cancel is None else ask.cancel.reason
+            subject = Subject("run", node.slot, run_id, child)
+            tree.endings.settle(subject, Ending("aborted", reason or "cancelled"), None)
+            return self.get(node.slot, run_id) or run
+        if take is not None:
+            tree.start_job(tree.jobs.born_taken(job, take))
+        return run
+
+    def _limit(self, node: Node, ask: Ask, run_id: str, now: int) -> None:
+        if ask.detached is not None and ask.detached.max_budget_s is not None:
+            due = now + int(ask.detached.max_budget_s * 1000)
+            self.tree.jobs.add(
+                node.slot, "limit", run_id, at=due, lane=f"limit:{run_id}"
+            )
+
+    # ---- waiting
+
+    async def join(self, node: Node, run_id: str, ask: Ask) -> AgentToolRun:
+        """Wait for the end of a run; a waiter that gives up changes nothing."""
+        owner = node.slot
+
+        def cancel(reason: str | None) -> None:
+            self.cancel(owner, run_id, reason)
+
+        if ask.cancel is not None:
+            ask.cancel.on_cancel(cancel)
+        try:
+            while True:
+                run = self.get(owner, run_id)
+                if run is None:
+                    msg = f"run {run_id!r} was cleared"
+                    raise Deleted(msg)
+                if run.status != "running":
+                    return run
+                if not await self._wait(owner, run_id, ask.no_progress_s):
+                    return msgspec.structs.replace(run, reason="no-progress")
+        finally:
+            if ask.cancel is not None:
+                ask.cancel.forget(cancel)
+
+    async def _wait(self, owner: str, run_id: str, no_progress_s: float | None) -> bool:
+        """Wait for the end; False when nothing was said for that long."""
+        if no_progress_s is None:
+            await self.tree.endings.over(owner, run_id)
+            return True
+        said = self._said(owner, run_id)
+        with trio.move_on_after(no_progress_s):
+            await self.tree.endings.over(owner, run_id)
+            return True
+        return self._said(owner, run_id) != said
+
+    def _said(self, owner: str, run_id: str) -> int:
+        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        stream = self.tree.streams.find(rows[0][0], run_id) if rows else None
+        return 0 if stream is None else stream.committed + len(stream.staged)
+
+    # ---- ending and showing
+
+    def cancel(
+        self, owner: str, run_id: str, reason: str | None = None
+    ) -> Status | None:
+        """Cancel by id: the standing status, None when there is no such run."""
+        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        if not rows:
+            return None
+        return self.tree.endings.cancel(
+            Subject("run", owner, run_id, rows[0][0]), reason
+        )
+
+    async def replay(self, owner: str, run_id: str, after: int) -> AsyncIterator[Any]:
+        """Yield the published frames after number `after`, decoded; then end."""
+        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        if not rows:
+            msg = f"there is no run {run_id!r}"
+            raise NotFound(msg)
+        cursor = Cursor(rows[0][0], run_id, "run", after)
+        over = False
+        while not over:
+            texts, over = self.tree.streams.pull(None, cursor, 64 << 10)
+            for text in texts:
+                yield msgspec.json.decode(text)
+            await trio.lowlevel.checkpoint()
+
+    async def clear(
+        self, node: Node, *, status: Status | None, older_than: int | None
+    ) -> int:
+        """Forget runs: cancel what goes on, wipe the facets, drop the rows."""
+        count = 0
+        for run in self.all(node.slot, status=status):
+            if older_than is not None and run.started_at >= older_than:
+                continue
+            node.check()
+            self.cancel(node.slot, run.run_id, "cleared")
+            sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
+            child = self.db.execute(sql, (node.slot, run.run_id))[0][0]
+            with self.tree.transaction():
+                self.tree.jobs.drop(
+                    "owner = ? AND kind IN ('hook', 'deliver', 'limit') AND what = ?",
+                    (node.slot, run.run_id),
+                )
+                self.db.execute(
+                    "DELETE FROM run WHERE owner = ? AND id = ?",
+                    (node.slot, run.run_id),
+                )
+            count += 1
+            if self.tree.is_live_slot(child):
+                await self.tree.delete(child)
+        return count

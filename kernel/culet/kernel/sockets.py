@@ -1,0 +1,429 @@
+"""Connections, state, broadcast and client calls.
+
+The root's tree owns the sockets, the leaf sees them: a connection belongs to a slot and
+outlives the node, which may be asleep. An agent's task never touches a socket: it pushes
+frames, encoded once and shared, stamped with the tree's count of commits; the peer lets
+them out when that count is durable. Replay is pulled by the peer, page by page, and
+joins the live frames in the step in which it has caught up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from .calls import Final as RpcFinal
+from .calls import Method, iterate
+from .core import clientframes as client
+from .core import frames
+from .errors import CuletError, FacetAborted, Refused, UsageError
+from .http import ConnectContext
+from .node import Ambient, Node, State
+from .ports import Blob, Peer
+from .streams import Cursor
+
+if TYPE_CHECKING:
+    from .tree import Tree
+
+log = logging.getLogger("culet.kernel")
+_encode = msgspec.json.Encoder().encode
+_STATE: Final = "state"
+_GET: Final = "SELECT value FROM main.culet_value WHERE key = ?"
+_PUT: Final = (
+    "INSERT INTO main.culet_value (key, value) VALUES (?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+
+
+@final
+class Connection:
+    """One client, as an agent sees it. `send` and `close` never block and never raise.
+
+    `id` is a label that the client chose and may repeat; `uri`, `identity` and `tags`
+    are fixed when it connects; `state` is whatever `set_state` put there, for as long as
+    the socket lives.
+    """
+
+    __slots__ = (
+        "_attached",
+        "_cursors",
+        "_inbox",
+        "_opened",
+        "_peer",
+        "_pumping",
+        "_room",
+        "_slot",
+        "_tree",
+        "_working",
+        "context",
+        "gone",
+        "id",
+        "identity",
+        "protocol",
+        "readonly",
+        "state",
+        "tags",
+        "uri",
+    )
+
+    def __init__(
+        self, tree: Tree, slot: str, peer: Peer, connection_id: str, ctx: ConnectContext
+    ) -> None:
+        self.id = connection_id
+        self.uri = ctx.request.url
+        self.identity = ctx.identity
+        self.context = ctx
+        self.tags: tuple[str, ...] = ()
+        self.readonly = False
+        self.protocol = True
+        self.state: Any = None
+        self.gone = False
+        self._tree, self._slot, self._peer = tree, slot, peer
+        self._inbox: deque[str | bytes] = deque()
+        self._pumping = False
+        self._opened = False
+        self._attached = False
+        self._working = 0
+        self._room = trio.Event()
+        self._cursors: deque[Cursor] = deque()
+
+    def __repr__(self) -> str:
+        return f"<connection {self.id} to {self.uri}>"
+
+    # ---- for agents
+
+    def send(self, message: str | bytes) -> None:
+        """Queue one message for this client."""
+        self.push(Blob(message), self._tree.barrier.count)
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close after what was sent before. `reason` is at most 123 bytes."""
+        if not self.gone:
+            self._peer.close(code, reason[:120], self._tree.barrier.count)
+
+    def set_state(self, value: Any) -> None:
+        """Keep a value with this connection; a function gets the previous value."""
+        self.state = value(self.state) if callable(value) else value
+
+    # ---- for the kernel
+
+    def push(self, blob: Blob, stamp: int) -> None:
+        """Queue frames; they leave when the tree's durable count reaches `stamp`."""
+        if not self.gone:
+            self._peer.push(blob, stamp)
+
+    def say(self, text: str) -> None:
+        """Queue one protocol frame, stamped now."""
+        self.push(Blob(text), self._tree.barrier.count)
+
+    def attach(self, hello: list[str], cursors: list[Cursor]) -> None:
+        """Say who the agent is and hear it from here on: one step, nothing is missed."""
+        if hello:
+            self.push(Blob(*hello), self._tree.barrier.count)
+        self._attached = True
+        self._cursors.extend(cursors)
+        if cursors:
+            self._peer.wake()
+
+    def follow(self, cursor: Cursor) -> None:
+        """Replay a stream to this client from the cursor on, then live."""
+        self._cursors.append(cursor)
+        self._peer.wake()
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to pull."""
+        return bool(self._cursors)
+
+    def pull(self) -> Blob | None:
+        """Return the next page of replay, or None: the peer asks when it has room."""
+        if self.gone or self._tree.closed:
+            self._cursors.clear()
+            return None
+        limit = self._tree.kernel.limits.replay_page_bytes
+        texts: list[str] = []
+        size = 0
+        while self._cursors and size < limit:
+            part, over = self._tree.streams.pull(self, self._cursors[0], limit - size)
+            texts += part
+            size += sum(map(len, part))
+            if over:
+                self._cursors.popleft()
+        return Blob(*texts) if texts else None
+
+    # ---- what arrives
+
+    def received(self, message: str | bytes) -> None:
+        """Take one message from the peer. Never blocks; see `room`."""
+        self._inbox.append(message)
+        if self._pumping or self.gone:
+            return
+        node = self._tree.nodes.get(self._slot)
+        if node is not None and node.state is State.LIVE and self._opened:
+            self._drain(node)
+        else:
+            self._pump_later()
+
+    async def room(self) -> None:
+        """Wait while too much of this client is in work already."""
+        limit = self._tree.kernel.limits.rpc_per_connection
+        while self._working + len(self._inbox) >= limit and not self.gone:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    async def opened(self) -> None:
+        """Run the connect hooks and say who the agent is; raises what they raise."""
+        node = await self._tree.wake(self._slot)
+        ctx = Ambient(node, connection=self, request=self.context.request,
+                      identity=self.identity)  # fmt: skip
+        await node.enter(ctx, node.agent._connected, self, self.context)
+        self._opened = True
+        if self._inbox:
+            self._pump_later()
+
+    def closed(self, code: int, reason: str, *, was_clean: bool) -> None:
+        """The socket is gone: no view keeps it, the agent hears of it if it is awake."""
+        if self.gone:
+            return
+        self.gone = True
+        self._room.set()
+        self._inbox.clear()
+        self._cursors.clear()
+        tree = self._tree
+        tree.sockets.leave(self)
+        if tree.closed or not self._opened:
+            return
+        node = tree.nodes.get(self._slot)
+        if node is not None and node.state is State.LIVE and node.kind.hears_close:
+            ctx = Ambient(node, connection=self, identity=self.identity)
+            node.hook(ctx, node.agent.on_close, self, code, reason, was_clean)
+
+    def _pump_later(self) -> None:
+        if not self._pumping and not self._tree.closed:
+            self._pumping = True
+            self._tree.start_soon(self._pump)
+
+    async def _pump(self) -> None:
+        """Wake the agent (never create it) and hand over what has arrived, in order."""
+        try:
+            while self._inbox and not self.gone and self._opened:
+                self._drain(await self._tree.wake(self._slot))
+        except CuletError as error:
+            self._tree.kernel.report("socket", None, error, name=self.uri)
+            self.close(1011, "agent is not available")
+        finally:
+            self._pumping = False
+
+    def _drain(self, node: Node) -> None:
+        while self._inbox and node.state is State.LIVE:
+            message = self._inbox.popleft()
+            frame = client.decode_client_frame(message)
+            if frame is None:
+                self._work(node, _on_message, message)
+            elif isinstance(frame, client.Rpc):
+                self._work(node, _answer, frame)
+            elif isinstance(frame, client.State):
+                _client_state(node, self, frame)
+            elif isinstance(frame, client.Ignored):
+                log.info("ignored %s: %s", frame.type, frame.why)
+            else:
+                try:
+                    handled = node.agent._frame(self, frame)
+                except Exception as error:
+                    self._tree.kernel.report("frame", node, error, name=self.uri)
+                    handled = True
+                if not handled:
+                    self._work(node, _on_message, message)
+        if self._inbox:
+            self._pump_later()
+
+    def _work(self, node: Node, fn: Callable[..., Any], what: Any) -> None:
+        self._working += 1
+        ctx = Ambient(node, connection=self, request=self.context.request,
+                      identity=self.identity)  # fmt: skip
+        node.spawn(ctx, self._one, node, ctx, fn, what)
+
+    async def _one(
+        self, node: Node, ctx: Ambient, fn: Callable[..., Any], what: Any
+    ) -> None:
+        try:
+            await fn(node, ctx, self, what)
+        finally:
+            self._working -= 1
+            self._room.set()
+
+
+# ---- client calls
+
+
+async def _on_message(node: Node, ctx: Ambient, conn: Connection, message: Any) -> None:
+    try:
+        await node.enter(ctx, node.agent.on_message, conn, message)
+    except FacetAborted:
+        pass
+    except Exception as error:
+        try:
+            await node.enter(ctx, _on_error, node, error, conn)
+        except Exception as unhandled:
+            error_id = node.tree.kernel.report(
+                "message", node, unhandled, name=conn.uri
+            )
+            conn.close(1011, f"error {error_id}")
+
+
+async def _on_error(node: Node, error: Exception, conn: Connection) -> None:
+    await node.agent.on_error(error, connection=conn)
+
+
+async def _answer(
+    node: Node, ctx: Ambient, conn: Connection, frame: client.Rpc
+) -> None:
+    """Run one client call and push its answer."""
+    method = node.kind.rpc.get(frame.method)
+    if method is None:
+        known = callable(getattr(node.kind.cls, frame.method, None))
+        what = "is not callable" if known else "does not exist"
+        conn.say(frames.rpc_error(frame.id, f"Method {frame.method} {what}"))
+        return
+    try:
+        args = method.from_json(frame.args)
+        if method.streams:
+            text = await node.enter(ctx, _stream, node, conn, frame.id, method, args)
+        else:
+            value = await node.enter(ctx, method.fn, node.agent, *args)
+            text = None if value is None else _encode(value).decode()
+        conn.say(frames.rpc_result(frame.id, text))
+    except (trio.Cancelled, KeyboardInterrupt):
+        conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
+        raise
+    except CuletError as error:
+        conn.say(frames.rpc_error(frame.id, str(error)))
+    except Exception as error:
+        error_id = node.tree.kernel.report("rpc", node, error, name=method.where)
+        conn.say(frames.rpc_error(frame.id, f"the call failed (error {error_id})"))
+
+
+async def _stream(
+    node: Node, conn: Connection, call_id: str, method: Method, args: Any
+) -> str | None:
+    final: Any = None
+    async for value in iterate(method.fn(node.agent, *args)):
+        if isinstance(value, RpcFinal):
+            final = value.value
+            break
+        conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
+        await trio.lowlevel.checkpoint()
+    return None if final is None else _encode(final).decode()
+
+
+# ---- state
+
+
+def load_state(node: Node) -> str | None:
+    """Return the stored state, JSON text; None when none was ever set."""
+    if not node.db.exists:
+        return None
+    rows = node.db.execute(_GET, (_STATE,))
+    return rows[0][0] if rows else None
+
+
+def store_state(node: Node, value: Any, source: Connection | None) -> Any:
+    """Check, store and send out a new state; return the copy that is now the state."""
+    agent = node.agent
+    try:
+        text = _encode(value).decode()
+    except (TypeError, ValueError) as error:
+        msg = f"the state cannot be encoded as JSON: {error}"
+        raise UsageError(msg) from None
+    copy = msgspec.json.decode(text)
+    agent.validate_state_change(copy, source or "server")
+    node.db.execute(_PUT, (_STATE, text))
+    node.tree.touched()
+    node.tree.sockets.push_all(
+        node.slot, Blob(frames.state(text)), without=(source,) if source else ()
+    )
+    if node.kind.hears_state:
+        ctx = Ambient(node, connection=source)
+        node.hook(ctx, agent.on_state_changed, copy, source or "server")
+    return copy
+
+
+def _client_state(node: Node, conn: Connection, frame: client.State) -> None:
+    """A client's state: refused ones get the true state back."""
+    try:
+        if conn.readonly:
+            raise Refused("Connection is readonly")
+        node.agent._take_state(msgspec.json.decode(frame.state), conn)
+    except Exception as error:
+        if not isinstance(error, CuletError):
+            node.tree.kernel.report("state", node, error, name=conn.uri)
+        text = str(error) if isinstance(error, Refused) else "State update rejected"
+        conn.say(frames.state_error(text))
+        current = load_state(node)
+        if current is not None and conn.protocol:
+            conn.say(frames.state(current))
+
+
+@final
+class Sockets:
+    """The connections of one tree, by the slot that they talk to."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._by_slot: dict[str, dict[Connection, None]] = {}
+        self.count = 0
+
+    def connect(
+        self, slot: str, peer: Peer, connection_id: str, ctx: ConnectContext
+    ) -> Connection:
+        """Register a connection; `opened` follows."""
+        connection = Connection(self.tree, slot, peer, connection_id, ctx)
+        self._by_slot.setdefault(slot, {})[connection] = None
+        self.count += 1
+        return connection
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that is gone."""
+        peers = self._by_slot.get(connection._slot)
+        if peers is not None and connection in peers:
+            del peers[connection]
+            self.count -= 1
+            if not peers:
+                del self._by_slot[connection._slot]
+        self.tree.streams.leave(connection)
+
+    def of(self, slot: str) -> list[Connection]:
+        """Return the connections of an agent in the order in which they came."""
+        return list(self._by_slot.get(slot, ()))
+
+    def protocol_of(self, slot: str) -> list[Connection]:
+        """Return those that get protocol frames and were told who the agent is."""
+        return [c for c in self._by_slot.get(slot, ()) if c.protocol and c._attached]
+
+    def push_all(
+        self, slot: str, blob: Blob, *, without: Collection[Any] = (), raw: bool = False
+    ) -> None:
+        """Push one blob to every connection of an agent; `raw` to no-protocol ones too."""
+        stamp = self.tree.barrier.count
+        for connection in self._by_slot.get(slot, ()):
+            if connection in without or not connection._attached:
+                continue
+            if connection.protocol or raw:
+                connection.push(blob, stamp)
+
+    def close_all(self, slots: Collection[str], code: int, reason: str) -> None:
+        """Close the connections of agents that are no more."""
+        for slot in slots:
+            for connection in self.of(slot):
+                connection.close(code, reason)
+
+    def cut_all(self, code: int, reason: str) -> None:
+        """The tree goes down: close every connection, at once."""
+        for slot in list(self._by_slot):
+            for connection in self.of(slot):
+                connection._peer.close(code, reason, 0)

@@ -1,0 +1,460 @@
+"""Streams: durable lists of chunks that many read from any place and follow live.
+
+Entry *i* of a stream is frame *i* + 1; frame 0 says that it started, the frame after the
+last entry says how it ended. A chunk is staged by the turn, flushed into the agent's
+file when the next record of the tree is made, and published when that record is durable.
+`published` is never more than what is durable, and replay reads only what is published:
+so live, replay and recovery send the same numbers, and nothing that was sent is ever
+taken back. A stream object is made before the first write of this life to its rows and
+kept until all of it is published; whatever a load from disk finds is durable.
+
+A reader that is behind pulls pages; the last look and the switch to live are one step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+
+import msgspec
+import trio
+
+from .core import frames
+from .core.run import AgentToolRun, Status, default_error
+from .errors import FacetAborted, StorageError
+from .ports import Blob
+
+if TYPE_CHECKING:
+    from .jobs import Taken
+    from .sockets import Connection
+    from .tree import Tree
+
+_INSERT = "INSERT INTO main.culet_entry (stream, i, attempt, body) VALUES (?, ?, ?, ?)"
+_PAGE = (
+    "SELECT i, body FROM main.culet_entry"
+    " WHERE stream = ? AND i >= ? AND i < ? ORDER BY i LIMIT ?"
+)
+_LENGTH = "SELECT coalesce(max(i) + 1, 0) FROM main.culet_entry WHERE stream = ?"
+_PAGE_ROWS = 512
+
+
+class End(NamedTuple):
+    """How a stream ended, as its row says."""
+
+    status: Status
+    reason: str | None
+    error: str | None
+    summary: str | None
+    n: int
+
+
+class View(Protocol):
+    """One way to show a stream: which frames, and to whom they go live."""
+
+    peers: dict[Connection, None]
+
+    def started(self, *, replay: bool) -> list[str]:
+        """Return the frames that open the stream."""
+        ...
+
+    def entry(self, i: int, body: str, *, replay: bool) -> str:
+        """Return the frame of one entry."""
+        ...
+
+    def joined(self, *, live: bool) -> list[str]:
+        """Return what a reader gets when its replay has reached the live frames."""
+        ...
+
+    def ended(self, end: End, *, replay: bool) -> list[str]:
+        """Return the frames that close the stream."""
+        ...
+
+
+@final
+class RunView:
+    """A run as the parent's clients see it: `agent-tool-event` frames."""
+
+    __slots__ = ("peers", "run")
+
+    def __init__(self, run: AgentToolRun) -> None:
+        self.run = run
+        self.peers: dict[Connection, None] = {}
+
+    def started(self, *, replay: bool) -> list[str]:
+        """Return frame 0."""
+        return [frames.started(self.run, replay=replay)]
+
+    def entry(self, i: int, body: str, *, replay: bool) -> str:
+        """Return frame i + 1."""
+        run = self.run
+        return frames.chunk(run.run_id, run.parent_tool_call_id, i + 1, body, replay)
+
+    def joined(self, *, live: bool) -> list[str]:
+        """Return nothing: the client needs no mark."""
+        return []
+
+    def ended(self, end: End, *, replay: bool) -> list[str]:
+        """Return the terminal frame, made from the row alone."""
+        settled = msgspec.structs.replace(
+            self.run,
+            status=end.status,
+            reason=end.reason,
+            error=end.error,
+            summary=end.summary,
+            n=end.n,
+        )
+        return [frames.terminal(settled, replay=replay)]
+
+
+@final
+class TurnView:
+    """A turn as the agent's own clients see it: chat response frames."""
+
+    __slots__ = ("continuation", "message_ids", "peers", "stream")
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.peers: dict[Connection, None] = {}
+        self.continuation = False
+        self.message_ids: list[str] | None = None
+
+    def started(self, *, replay: bool) -> list[str]:
+        """Return nothing: the chunks speak for themselves."""
+        return []
+
+    def entry(self, i: int, body: str, *, replay: bool) -> str:
+        """Return one chunk as a chat response."""
+        return frames.chat_response(
+            self.stream, body, seq=i, replay=replay, continuation=self.continuation
+        )
+
+    def joined(self, *, live: bool) -> list[str]:
+        """Return the mark that the replay is complete and live frames follow."""
+        if not live:
+            return []
+        return [
+            frames.chat_response(
+                self.stream,
+                replay=True,
+                replay_complete=True,
+                continuation=self.continuation,
+            )
+        ]
+
+    def ended(self, end: End, *, replay: bool) -> list[str]:
+        """Return the terminal frame; an error is told as text before it."""
+        out = []
+        outcome: frames.Outcome | None = None
+        if end.status in ("error", "interrupted"):
+            text = end.error or default_error(end.status, end.reason)
+            out.append(frames.chat_response(self.stream, text, error=True))
+            outcome = "error"
+        elif end.status == "aborted":
+            outcome = "aborted"
+        out.append(
+            frames.chat_response(
+                self.stream,
+                done=True,
+                replay=replay,
+                outcome=outcome,
+                message_ids=self.message_ids,
+                continuation=self.continuation,
+            )
+        )
+        return out
+
+
+@final
+class Stream:
+    """One stream in memory: what is staged, how far it is stored, how far published."""
+
+    __slots__ = (
+        "_flushed",
+        "attempt",
+        "committed",
+        "db",
+        "end",
+        "failed",
+        "id",
+        "job",
+        "published",
+        "slot",
+        "staged",
+        "staged_bytes",
+        "tree",
+        "views",
+    )
+
+    def __init__(self, tree: Tree, slot: str, stream_id: str, *, fresh: bool) -> None:
+        self.tree, self.slot, self.id = tree, slot, stream_id
+        self.db = tree.store.agent(slot)
+        self.views: list[View] = []
+        self.staged: list[str] = []
+        self.staged_bytes = 0
+        self.attempt = 1
+        self.job: Taken | None = None
+        self.end: End | None = None
+        self.failed: StorageError | None = None
+        self._flushed = trio.Event()
+        self.committed = 0 if fresh else self.length()
+        # frames that are published: started is one, the end is not counted
+        self.published = 0 if fresh else self.committed + 1
+
+    def length(self) -> int:
+        """Entries that the agent's file holds."""
+        return int(self.db.execute(_LENGTH, (self.id,))[0][0]) if self.db.exists else 0
+
+    def last_attempt(self) -> int:
+        """The number of the last attempt that stored an entry; 1 when none did."""
+        if not self.db.exists:
+            return 1
+        sql = (
+            "SELECT attempt FROM main.culet_entry WHERE stream = ?"
+            " ORDER BY i DESC LIMIT 1"
+        )
+        rows = self.db.execute(sql, (self.id,))
+        return int(rows[0][0]) if rows else 1
+
+    # ---- writing
+
+    def stage(self, body: str) -> None:
+        """Append one chunk, JSON text. It is stored with the next record."""
+        if self.end is not None:
+            raise FacetAborted(self.end.reason or "the turn is over")
+        if self.failed is not None:
+            raise self.failed
+        self.staged.append(body)
+        self.staged_bytes += len(body)
+        barrier = self.tree.barrier
+        barrier.before[self.flush] = None
+        barrier.touched()
+
+    @property
+    def full(self) -> bool:
+        """Whether the turn should wait before it stages more."""
+        limits = self.tree.kernel.limits
+        return (
+            len(self.staged) >= limits.batch_chunks
+            or self.staged_bytes >= limits.staged_bytes
+        )
+
+    async def room(self) -> None:
+        """Wait until what is staged was stored."""
+        while self.full and self.end is None and self.failed is None:
+            self.tree.barrier.urge()
+            await self._flushed.wait()
+
+    def flush(self) -> None:
+        """Store what is staged: one guarded insert, entry by entry for good."""
+        self.tree.barrier.before.pop(self.flush, None)
+        batch, self.staged, self.staged_bytes = self.staged, [], 0
+        if not batch or self.end is not None:
+            return
+        first = self.committed
+        try:
+            self.db.executemany(
+                _INSERT,
+                [(self.id, first + k, self.attempt, b) for k, b in enumerate(batch)],
+            )
+        except StorageError as error:  # the quota of this agent's file, or its disk
+            self.failed = error
+            self._wake()
+            return
+        self.committed = first + len(batch)
+        self.tree.barrier.after.append(partial(self._publish, first, batch))
+        self.tree.barrier.touched()
+        if self.job is not None and self.job.attempts > 1:
+            self.tree.jobs.progress(self.job)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._flushed.set()
+        self._flushed = trio.Event()
+
+    def open(self) -> None:
+        """The row was just committed: frame 0 goes out with its record."""
+        self.tree.barrier.after.append(self._publish_start)
+        self.tree.barrier.touched()
+
+    def close(self, end: End) -> None:
+        """The terminal was just committed: the last frame goes out with its record."""
+        self.end = end
+        self.staged.clear()
+        self.staged_bytes = 0
+        self.tree.barrier.before.pop(self.flush, None)
+        self.tree.barrier.after.append(self._publish_end)
+        self.tree.barrier.touched()
+        self._wake()
+
+    # ---- publishing
+
+    def _publish_start(self) -> None:
+        self.published = max(self.published, 1)
+        for view in self.views:
+            if view.peers:
+                _push(view, view.started(replay=False))
+
+    def _publish(self, first: int, batch: list[str]) -> None:
+        self.published = first + len(batch) + 1
+        for view in self.views:
+            if view.peers:
+                texts = [
+                    view.entry(first + k, body, replay=False)
+                    for k, body in enumerate(batch)
+                ]
+                _push(view, texts)
+
+    def _publish_end(self) -> None:
+        assert self.end is not None
+        for view in self.views:
+            if view.peers:
+                _push(view, view.ended(self.end, replay=False))
+                view.peers.clear()
+        self.tree.streams.drop(self)
+
+    # ---- reading
+
+    def page(
+        self, view: View, after: int, max_bytes: int
+    ) -> tuple[list[str], int, bool]:
+        """Return frames after frame number `after`, the last number, and whether all.
+
+        Only what is published; "all" means that the reader stands at the join point.
+        """
+        out: list[str] = []
+        if after < 0:
+            if self.published < 1:
+                return out, after, True
+            out += view.started(replay=True)
+            after = 0
+        stop = self.published - 1  # entries that may be read
+        size = sum(map(len, out))
+        rows = (
+            self.db.execute(_PAGE, (self.id, after, stop, _PAGE_ROWS))
+            if after < stop and self.db.exists
+            else []
+        )
+        for i, body in rows:
+            text = view.entry(i, body, replay=True)
+            out.append(text)
+            size += len(text)
+            after = i + 1
+            if size >= max_bytes:
+                break
+        gone = after < stop and not rows  # wiped: the one permitted hole
+        return out, after, after >= stop or gone
+
+    def bodies(self) -> list[str]:
+        """Return all stored entries, JSON texts."""
+        if not self.db.exists:
+            return []
+        rows = self.db.execute(_PAGE, (self.id, 0, self.committed, self.committed + 1))
+        return [body for _i, body in rows]
+
+
+def _push(view: View, texts: list[str]) -> None:
+    if texts:
+        blob = Blob(*texts)
+        for connection in list(view.peers):
+            connection.push(blob, 0)
+
+
+@final
+class Cursor:
+    """One reader that is behind: a stream, a view of it, and the last frame it has."""
+
+    __slots__ = ("after", "kind", "slot", "stream_id")
+
+    def __init__(self, slot: str, stream_id: str, kind: str, after: int = -1) -> None:
+        self.slot, self.stream_id, self.kind, self.after = slot, stream_id, kind, after
+
+
+@final
+class Streams:
+    """The streams of one tree that are in memory."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._open: dict[tuple[str, str], Stream] = {}
+
+    def fresh(self, slot: str, stream_id: str, *views: View) -> Stream:
+        """Make the object of a stream whose rows are about to be written."""
+        stream = Stream(self.tree, slot, stream_id, fresh=True)
+        stream.views = list(views)
+        self._open[slot, stream_id] = stream
+        return stream
+
+    def find(self, slot: str, stream_id: str) -> Stream | None:
+        """Return the object if it is in memory."""
+        return self._open.get((slot, stream_id))
+
+    def open(self, slot: str, stream_id: str) -> Stream:
+        """Return the object of a stream that was not ended in an earlier life.
+
+        Must be called before the first write of this life to its rows.
+        """
+        stream = self._open.get((slot, stream_id))
+        if stream is None:
+            stream = Stream(self.tree, slot, stream_id, fresh=False)
+            stream.views = self.tree.views(slot, stream_id)
+            self._open[slot, stream_id] = stream
+        return stream
+
+    def drop(self, stream: Stream) -> None:
+        """All of it is published: the rows say the same from now on."""
+        if self._open.get((stream.slot, stream.id)) is stream:
+            del self._open[stream.slot, stream.id]
+
+    def forget(self, slot: str) -> list[Stream]:
+        """Drop every stream of a deleted agent; return them."""
+        gone = [s for (owner, _), s in self._open.items() if owner == slot]
+        for stream in gone:
+            self.drop(stream)
+        return gone
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is gone: no view keeps it."""
+        for stream in self._open.values():
+            for view in stream.views:
+                view.peers.pop(connection, None)
+
+    def pull(
+        self, connection: Connection | None, cursor: Cursor, max_bytes: int
+    ) -> tuple[list[str], bool]:
+        """Return the next replay frames of a reader and whether it has caught up.
+
+        Caught up and the stream goes on: the connection hears it live from here, in the
+        same step.
+        """
+        stream = self._open.get((cursor.slot, cursor.stream_id))
+        if stream is None:
+            return self._stored(cursor, max_bytes)
+        view = next((v for v in stream.views if _kind(v) == cursor.kind), None)
+        if view is None:
+            return [], True
+        texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
+        if caught_up and connection is not None:
+            view.peers[connection] = None
+            texts += view.joined(live=True)
+        return texts, caught_up
+
+    def _stored(self, cursor: Cursor, max_bytes: int) -> tuple[list[str], bool]:
+        """Replay a stream that is not in memory: it ended, and all of it is durable."""
+        end = self.tree.end_of(cursor.slot, cursor.stream_id)
+        if end is None:
+            self.open(cursor.slot, cursor.stream_id)
+            return [], False
+        views = self.tree.views(cursor.slot, cursor.stream_id)
+        view = next((v for v in views if _kind(v) == cursor.kind), None)
+        if view is None:
+            return [], True
+        stream = Stream(self.tree, cursor.slot, cursor.stream_id, fresh=True)
+        stream.published = end.n + 1
+        texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
+        if caught_up:
+            texts += view.ended(end, replay=True)
+        return texts, caught_up
+
+
+def _kind(view: View) -> str:
+    return "run" if isinstance(view, RunView) else "turn"

@@ -1,0 +1,787 @@
+"""One root and everything below it: nodes, their order of stopping, the steps they share.
+
+The tree owns the barrier, the jobs, the streams, the runs and the sockets of its agents,
+and it is the only one that starts and stops nodes. Rows of `node` are the truth: a live
+row without a node in memory is an agent that sleeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import msgspec
+import trio
+
+from .barrier import Barrier
+from .calls import Stub, TreeTarget
+from .core import abort as core_abort
+from .core.limits import DEPTH_MAX
+from .core.path import PathStep, check_name
+from .endings import BELOW, Endings
+from .errors import (
+    CapacityError,
+    ChildDidNotStop,
+    Deleted,
+    FacetAborted,
+    FacetBroken,
+    StorageError,
+    UsageError,
+)
+from .fibers import Fibers
+from .jobs import Jobs, Kind, Taken
+from .node import Ambient, Node, State, check_cycle, starting, starts_under
+from .runs import Runs
+from .schedules import Schedules
+from .sockets import Sockets
+from .streams import End, RunView, Streams, TurnView, View
+from .turn import Turns
+
+if TYPE_CHECKING:
+    from .classes import AgentClass
+    from .kernel import Kernel
+    from .ports import TreeKey, TreeStore
+
+log = logging.getLogger("culet.kernel")
+_NODE: Final = "SELECT born, slot, parent, class, name, state FROM node WHERE slot = ?"
+_CHILD: Final = (
+    "SELECT slot FROM node WHERE ifnull(parent, '') = ? AND class = ? AND name = ?"
+    " AND state = 'live'"
+)
+_CHILDREN: Final = (
+    "SELECT slot, class, name FROM node WHERE parent = ?1 AND state = 'live'"
+    " AND (?2 IS NULL OR class = ?2)"
+    " AND born > coalesce((SELECT born FROM node WHERE parent = ?1 AND class = ?3"
+    " AND name = ?4 AND state = 'live'), 0) ORDER BY born LIMIT ?5"
+)
+
+
+class NodeRow(NamedTuple):
+    """A node as stored."""
+
+    born: int
+    slot: str
+    parent: str | None
+    class_name: str
+    name: str
+    state: str
+
+
+class AbortReceipt(msgspec.Struct, frozen=True):
+    """What an abort did. `nodes`: (path, "stopped" | "cut" | "remnant"), in order."""
+
+    nodes: list[tuple[str, str]]
+    runs: list[tuple[str, str]]
+    elapsed_s: float
+
+
+@final
+class Tree:
+    """One open root."""
+
+    def __init__(self, kernel: Kernel, key: TreeKey, store: TreeStore) -> None:
+        self.kernel, self.key, self.store = kernel, key, store
+        self.db = store.tree
+        self.closed = False
+        self.nodes: dict[str, Node] = {}
+        self.aborted: dict[str, str | None] = {}
+        self.remnants: list[Node] = []
+        self.visitors = 0
+        self.used_at = trio.current_time()
+        self.nursery: trio.Nursery | None = None
+        self._failures: dict[str, tuple[int, float]] = {}
+        self.barrier = Barrier(
+            store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed
+        )
+        self.epoch = self._new_epoch()
+        self.root_slot = self._root_row()
+        self.jobs = Jobs(self, self.epoch)
+        self.streams = Streams(self)
+        self.endings = Endings(self)
+        self.runs = Runs(self)
+        self.turns = Turns(self)
+        self.fibers = Fibers(self)
+        self.schedules = Schedules(self)
+        self.sockets = Sockets(self)
+        self.jobs.kinds = {
+            "call": Kind(self.schedules.fire),
+            "queue": Kind(self.schedules.fire),
+            "turn": Kind(self.turns.run, self.turns.exhausted, deadline=False),
+            "fiber": Kind(self.fibers.recover, self.fibers.exhausted, deadline=False),
+            "hook": Kind(self._hook),
+            "deliver": Kind(self._deliver),
+            "limit": Kind(self._limit),
+            "wipe": Kind(self._wipe),
+        }
+        self._release_former_lives()
+
+    def __repr__(self) -> str:
+        return f"<tree {self.key.class_name}/{self.key.name}>"
+
+    # ---- opening
+
+    def _new_epoch(self) -> int:
+        with self.db.transaction():
+            self.db.execute(
+                "INSERT INTO meta (key, value) VALUES ('epoch', 1)"
+                " ON CONFLICT (key) DO UPDATE SET value = value + 1"
+            )
+            sql = "SELECT value FROM meta WHERE key = 'epoch'"
+            return int(self.db.execute(sql)[0][0])
+
+    def _root_row(self) -> str:
+        rows = self.db.execute(_CHILD, ("", self.key.class_name, self.key.name))
+        if rows:
+            return str(rows[0][0])
+        slot = self.kernel.chance.id()
+        self.db.execute(
+            "INSERT INTO node (slot, parent, class, name, state, created_at)"
+            " VALUES (?, NULL, ?, ?, 'live', ?)",
+            (slot, self.key.class_name, self.key.name, self.now()),
+        )
+        return slot
+
+    def _release_former_lives(self) -> None:
+        """Recovery, all of it: what former lives held is due as it was."""
+        self.db.execute(
+            "UPDATE job SET held = NULL WHERE held IS NOT NULL AND held >> 32 <> ?",
+            (self.epoch,),
+        )
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Be the tree's task until its nursery is cancelled."""
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self.barrier.run)
+            self.nursery.start_soon(self.jobs.run, self.nursery)
+            self.nursery.start_soon(self._evict_idle)
+            self.barrier.touched()
+            task_status.started()
+
+    # ---- small services
+
+    def now(self) -> int:
+        """Return wall-clock milliseconds."""
+        return self.kernel.clock.now_ms()
+
+    def touched(self) -> None:
+        """Something was committed."""
+        self.barrier.touched()
+
+    async def durable(self) -> None:
+        """Wait until all that the tree has committed so far is durable."""
+        await self.barrier.wait()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction in `tree.db`: the commit of a step."""
+        with self.db.transaction():
+            yield
+        self.barrier.touched()
+
+    @contextmanager
+    def visitor(self) -> Iterator[None]:
+        """Somebody outside uses the tree: it is not evicted meanwhile."""
+        self.visitors += 1
+        try:
+            yield
+        finally:
+            self.visitors -= 1
+            self.used_at = trio.current_time()
+
+    def start_soon(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Start a task of the tree itself."""
+        if self.nursery is not None and not self.closed:
+            self.nursery.start_soon(fn, *args)
+
+    def start_job(self, taken: Taken) -> None:
+        """Work on a job that was born taken."""
+        assert self.nursery is not None
+        self.jobs.start(self.nursery, taken)
+        self.barrier.urge()
+
+    def emit(self, channel: str, subject: Any, what: Any) -> None:
+        """Tell subscribers."""
+        self.kernel.emit(channel, self, subject, what)
+
+    def report_job(self, taken: Taken, error: BaseException) -> None:
+        """A try of a job failed: subscribers and the log hear it."""
+        name = f"{taken.row.kind} {taken.row.what}"
+        self.kernel.report("job", self.nodes.get(taken.row.owner), error, name=name)
+
+    # ---- rows of nodes
+
+    def node_row(self, slot: str) -> NodeRow | None:
+        """Return one row."""
+        rows = self.db.execute(_NODE, (slot,))
+        return NodeRow(*rows[0]) if rows else None
+
+    def is_live_slot(self, slot: str) -> bool:
+        """Whether that slot is not gone."""
+        row = self.node_row(slot)
+        return row is not None and row.state == "live"
+
+    def kind_of(self, slot: str) -> AgentClass | None:
+        """Return the class of an agent; None: it, or its class, is gone."""
+        row = self.node_row(slot)
+        if row is None:
+            return None
+        return self.kernel.classes.known.get(row.class_name)
+
+    def child_slot(self, parent: str, kind: AgentClass, name: str) -> str | None:
+        """Return the slot of a live child."""
+        rows = self.db.execute(_CHILD, (parent, kind.name, name))
+        return str(rows[0][0]) if rows else None
+
+    def children(
+        self, parent: str, kind: AgentClass | None, limit: int, after: Any = None
+    ) -> list[tuple[str, str, str]]:
+        """Return (slot, class, name) of live children in the order of their birth."""
+        after_class, after_name = (None, None) if after is None else after
+        params = (
+            parent,
+            None if kind is None else kind.name,
+            after_class,
+            after_name,
+            limit,
+        )
+        return [tuple(r) for r in self.db.execute(_CHILDREN, params)]
+
+    def insert_node(self, slot: str, parent: str, kind: AgentClass, name: str) -> None:
+        """Write the row of a child unless it is there; inside a transaction."""
+        self.db.execute(
+            "INSERT INTO node (slot, parent, class, name, state, created_at)"
+            " VALUES (?, ?, ?, ?, 'live', ?) ON CONFLICT DO NOTHING",
+            (slot, parent, kind.name, name, self.now()),
+        )
+
+    def path_of(self, slot: str) -> list[PathStep]:
+        """Return the path of an agent, root first, from the rows."""
+        out: list[PathStep] = []
+        here: str | None = slot
+        while here is not None:
+            row = self.node_row(here)
+            if row is None:
+                break
+            out.append(PathStep(row.class_name, row.name))
+            here = row.parent
+        return out[::-1]
+
+    # ---- starting
+
+    async def get(
+        self, parent: Node, kind: AgentClass, name: str, props: Any = None
+    ) -> Node:
+        """Return the live child, made and started if need be."""
+        parent.check()
+        slot = self.child_slot(parent.slot, kind, name)
+        if slot is not None:
+            node = self.nodes.get(slot)
+            if node is not None and node.state is State.LIVE:
+                return node
+        else:
+            slot = self._make(parent, kind, name)
+        self.aborted.pop(slot, None)
+        return await self.wake(slot, props=props)
+
+    def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
+        check_name(name)
+        if len(parent.lineage()) >= DEPTH_MAX:
+            msg = f"{parent.path_text()} is {DEPTH_MAX} deep already: no child below it"
+            raise UsageError(msg)
+        limit = self.kernel.limits.children_per_agent
+        if len(parent.kids) >= limit:
+            sql = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
+            if int(self.db.execute(sql, (parent.slot,))[0][0]) >= limit:
+                msg = f"{parent.path_text()} has {limit} children"
+                raise CapacityError(msg)
+        slot = self.kernel.chance.id()
+        with self.transaction():
+            self.insert_node(slot, parent.slot, kind, name)
+        self.emit("spawn", slot, name)
+        return slot
+
+    def unmake(self, slot: str) -> None:
+        """A first start failed: the row that nothing else names is taken back."""
+        with self.transaction():
+            self.db.execute(
+                "DELETE FROM node WHERE slot = ?1 AND NOT EXISTS"
+                " (SELECT 1 FROM job WHERE owner = ?1) AND NOT EXISTS"
+                " (SELECT 1 FROM run WHERE child = ?1 OR owner = ?1) AND NOT EXISTS"
+                " (SELECT 1 FROM node WHERE parent = ?1) AND parent IS NOT NULL",
+                (slot,),
+            )
+            if self.db.changes and self.store.agent(slot).exists:
+                self.store.delete(slot)
+
+    async def wake(self, slot: str, *, props: Any = None) -> Node:
+        """Return the live node of a slot, starting it and what is above it. Never creates.
+
+        Raises `Deleted`, `FacetBroken` (the start failed), `UsageError` (its class is
+        not registered, or the start would wait for itself).
+        """
+        while True:
+            node = self.nodes.get(slot)
+            if node is not None and node.state is State.LIVE:
+                return node
+            row = self.node_row(slot)
+            if row is None or row.state != "live":
+                msg = f"{slot} is deleted"
+                raise Deleted(msg)
+            if self.closed:
+                raise FacetAborted("the tree is closed")
+            parent = (
+                None if row.parent is None else await self._awake_parent(row.parent)
+            )
+            node = self.nodes.get(slot)
+            if node is None:
+                if not await self._may_start(slot, parent):
+                    continue
+                node = self._start(slot, row, parent, props)
+            if node.state is State.STARTING:
+                if starts_under(node):
+                    return node
+                await self._started(node)
+            if node.state is State.LIVE:
+                return node
+            if node.error is not None:
+                msg = f"{node.path_text()} could not be started: {node.error!r}"
+                raise FacetBroken(msg) from node.error
+            await node.gone.wait()
+
+    async def _awake_parent(self, slot: str) -> Node:
+        parent = self.nodes.get(slot)
+        if (
+            parent is not None
+            and parent.state is State.STARTING
+            and starts_under(parent)
+        ):
+            return parent
+        return await self.wake(slot)
+
+    async def _may_start(self, slot: str, parent: Node | None) -> bool:
+        """Wait for the back-off of failed starts; False: look again from the top."""
+        _count, not_before = self._failures.get(slot, (0, 0.0))
+        if trio.current_time() < not_before:
+            await trio.sleep_until(not_before)
+            return False
+        if parent is not None and parent.state >= State.STOPPING:
+            await trio.lowlevel.checkpoint()
+            return False
+        return True
+
+    def _start(self, slot: str, row: NodeRow, parent: Node | None, props: Any) -> Node:
+        group = self.kernel.classes.known
+        kind = group.get(row.class_name)
+        if kind is None:
+            msg = f"class {row.class_name!r} is not registered any more"
+            raise UsageError(msg)
+        node = Node(self, slot, parent, kind, row.name, row.born)
+        node.props = props
+        self.nodes[slot] = node
+        self.aborted.pop(slot, None)
+        if parent is not None:
+            parent.kids[slot] = node
+            assert parent.children is not None
+            parent.children.start_soon(node.run)
+        else:
+            self.start_soon(node.run)
+        self.emit("start", slot, row.name)
+        return node
+
+    async def _started(self, node: Node) -> None:
+        check_cycle(node)
+        me = starting.get()
+        if me is not None:
+            me.waits_for = node
+        try:
+            await node.ready.wait()
+        finally:
+            if me is not None:
+                me.waits_for = None
+        if node.error is not None:
+            count = self._failures.get(node.slot, (0, 0.0))[0] + 1
+            delay = 0.0 if count == 1 else min(0.05 * 2**count, 5.0)
+            self._failures[node.slot] = (count, trio.current_time() + delay)
+        else:
+            self._failures.pop(node.slot, None)
+
+    def forget(self, node: Node) -> None:
+        """A node is gone: it leaves the books."""
+        if self.nodes.get(node.slot) is node:
+            del self.nodes[node.slot]
+        if node.parent is not None and node.parent.kids.get(node.slot) is node:
+            del node.parent.kids[node.slot]
+        if node in self.remnants:
+            self.remnants.remove(node)
+        self.emit("stop", node.slot, node.reason)
+
+    def node_failed(self, node: Node, error: BaseException) -> None:
+        """A background task raised: this facet breaks, by its supervision more."""
+        if node.state >= State.STOPPING:
+            return
+        node.error = error
+        self.kernel.report("broken", node, error, name="background task")
+        top = node
+        while top.agent.supervision == "escalate" and top.parent is not None:
+            top = top.parent
+
+        async def stop() -> None:
+            broken = FacetBroken(f"{node.path_text()} broke: {error!r}")
+            broken.__cause__ = error
+            parent = top.parent
+            with suppress(ChildDidNotStop):
+                await self.abort([top.slot], f"broken: {error!r}", error=broken)
+            if parent is not None and parent.state is State.LIVE:
+                failure = ChildFailure(type(error).__name__, str(error), 0)
+                child = ChildRef(top.kind.name, top.name)
+                ctx = Ambient(parent)
+                parent.hook(ctx, parent.agent.on_child_failed, child, failure)
+
+        self.start_soon(stop)
+
+    # ---- stopping
+
+    def _plan(self, slots: Iterable[str]) -> list[Node]:
+        """Return the live nodes at and below `slots`, in the order of their stopping."""
+        found: dict[str, Node] = {}
+        todo = [self.nodes[s] for s in slots if s in self.nodes]
+        while todo:
+            node = todo.pop()
+            if node.slot not in found:
+                found[node.slot] = node
+                todo += node.kids.values()
+        items = [
+            (n.slot, None if n.parent is None else n.parent.slot, n.born)
+            for n in found.values()
+        ]
+        return [found[slot] for slot in core_abort.plan(items)]
+
+    def _fence(self, plan: Sequence[Node], reason: str | None, error: Any) -> None:
+        """Mark the plan, in one step: holds released, calls ended, nothing can write."""
+        fresh = [n for n in plan if n.state < State.STOPPING]
+        if self.barrier.fenced is None:
+            held = [job for n in fresh for job in self.jobs.held_by(n.slot)]
+            if held:
+                self.jobs.give_back(held, planned=self.jobs.stopped)
+        for node in fresh:
+            node.state = State.STOPPING
+            node.reason = reason
+            self.aborted[node.slot] = reason
+        for node in fresh:
+            node.end_calls(error or FacetAborted(reason))
+
+    async def abort(
+        self,
+        slots: Sequence[str],
+        reason: str | None,
+        *,
+        error: Exception | None = None,
+    ) -> AbortReceipt:
+        """Stop subtrees in planned order. The caller only waits: it may be inside them."""
+        started = trio.current_time()
+        plan = self._plan(slots)
+        runs = self._running_below(slots)
+        self._fence(plan, reason, error)
+        self.emit("abort", list(slots), reason)
+        over = trio.Event()
+        nodes: list[tuple[str, str]] = []
+
+        async def carry_out() -> None:
+            with trio.CancelScope(shield=True):
+                nodes.extend(await self._carry_out(plan))
+            over.set()
+
+        self.start_soon(carry_out)
+        await over.wait()
+        receipt = AbortReceipt(nodes, runs, trio.current_time() - started)
+        stuck = [path for path, how in nodes if how == "remnant"]
+        if stuck:
+            raise ChildDidNotStop(stuck)
+        return receipt
+
+    def _running_below(self, slots: Sequence[str]) -> list[tuple[str, str]]:
+        out: list[tuple[str, str]] = []
+        for slot in slots:
+            rows = self.db.execute(
+                BELOW + "SELECT id, status FROM run WHERE status = 'running'"
+                " AND child IN (SELECT slot FROM sub)",
+                (slot,),
+            )
+            out += [(r[0], r[1]) for r in rows]
+        return out
+
+    def stop_all(self, slots: Sequence[str], reason: str | None) -> None:
+        """Fence subtrees now and stop them in a task of the tree."""
+        plan = self._plan(slots)
+        if plan:
+            self._fence(plan, reason, None)
+            self.start_soon(self._carry_out, plan)
+
+    async def _carry_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
+        """Cut node by node until the deadline, then all the rest with one short wait."""
+        grace = self.kernel.abort_grace_s
+        deadline = trio.current_time() + grace
+        how: dict[Node, str] = {}
+        late: list[Node] = []
+        for node in plan:
+            node.cut()
+            if not node.gone.is_set() and trio.current_time() < deadline:
+                with trio.move_on_at(deadline):
+                    await node.gone.wait()
+            if node.gone.is_set():
+                how[node] = "stopped"
+            else:
+                late.append(node)
+        if late:
+            with trio.move_on_after(max(grace / 4, 0.05)):
+                for node in late:
+                    blocked = any(
+                        k in late and not k.gone.is_set() for k in node.kids.values()
+                    )
+                    if not blocked:
+                        await node.gone.wait()
+            for node in late:
+                if node.gone.is_set():
+                    how[node] = "cut"
+                else:
+                    how[node] = "remnant"
+                    self._disown(node)
+        return [(n.path_text(), how[n]) for n in plan]
+
+    def _disown(self, node: Node) -> None:
+        """It does not stop: fenced, out of the books, listed; its lanes are free."""
+        node.fenced = True
+        node.refs = 0
+        if self.nodes.get(node.slot) is node:
+            del self.nodes[node.slot]
+        if node.parent is not None:
+            node.parent.kids.pop(node.slot, None)
+        self.remnants.append(node)
+        self.jobs.free_lanes(node.slot)
+
+    def stop_worker(self, slot: str, what: str, reason: str | None) -> None:
+        """End the task of one turn or fiber whose row is settled; its agent lives on."""
+        turn = self.turns.live.get((slot, what))
+        if turn is not None:
+            turn.cancel.cancel(reason)
+            turn._scope.cancel(reason=reason)
+        live = self.fibers.live.get((slot, what))
+        if live is not None:
+            live[1].cancel(reason=reason)
+
+    async def evict(self, node: Node) -> bool:
+        """Drop an idle node from memory; its rows and files stay."""
+        if node.state is not State.LIVE or node.busy:
+            return False
+        node.state = State.STOPPING
+        node.reason = "evicted"
+        node.cut()
+        await node.gone.wait()
+        return True
+
+    async def _evict_idle(self) -> None:
+        idle_s = self.kernel.idle_s
+        while True:
+            await trio.sleep(max(idle_s / 4, 0.05))
+            now = trio.current_time()
+            for node in list(self.nodes.values()):
+                if now - node.used_at >= idle_s and not node.busy:
+                    await self.evict(node)
+            if self._sleepy(now, idle_s):
+                self.kernel.evict_root(self)
+
+    def _sleepy(self, now: float, idle_s: float) -> bool:
+        quiet = not (
+            self.nodes or self.visitors or self.sockets.count or self.jobs.busy
+        )
+        due = self.jobs.slot()
+        soon = due is not None and due <= self.now() + 2 * idle_s * 1000
+        return quiet and not soon and not self.remnants and now - self.used_at >= idle_s
+
+    # ---- deleting
+
+    async def delete(self, slot: str) -> None:
+        """Mark, stop, wipe: returns when the nodes have stopped; the wipe is a job."""
+        sub = BELOW + "SELECT slot FROM sub"
+        slots = [str(r[0]) for r in self.db.execute(sub, (slot,))]
+        row = self.node_row(slot)
+        if row is None or row.state != "live":
+            return
+        plan = self._plan([slot])
+        self.endings.delete(slot)
+        self._fence(plan, "deleted", Deleted(f"{slot} is deleted"))
+        self.sockets.close_all(slots, 4410, "deleted")
+        self.emit("delete", slot, row.name)
+        over = trio.Event()
+
+        async def carry_out() -> None:
+            with trio.CancelScope(shield=True):
+                await self._carry_out(plan)
+            over.set()
+
+        self.start_soon(carry_out)
+        await over.wait()
+
+    async def _wipe(self, taken: Taken) -> bool:
+        """Remove the files and rows of a subtree that is marked gone, every row below."""
+        sub = BELOW + "SELECT slot FROM sub"
+        slots = [str(r[0]) for r in self.db.execute(sub, (taken.row.what,))]
+        await self._carry_out(self._plan(slots))
+        for slot in slots:
+            self.streams.forget(slot)
+            self.aborted.pop(slot, None)
+            self._failures.pop(slot, None)
+        with self.transaction():
+            self.db.execute(
+                BELOW + "DELETE FROM node WHERE slot IN (SELECT slot FROM sub)",
+                (taken.row.what,),
+            )
+            for slot in slots:
+                if self.store.agent(slot).exists:
+                    self.store.delete(slot)
+        return True
+
+    # ---- jobs of the kernel itself
+
+    async def enter_for(
+        self, taken: Taken, name: str, fn: Callable[[Node], Any]
+    ) -> bool:
+        """Wake the owner, look again, and run `fn(node)` inside it."""
+        node = await self.wake(taken.row.owner)
+        if not self.jobs.mine(taken):
+            return False
+        await node.enter(Ambient(node), fn, node)
+        return True
+
+    async def _hook(self, taken: Taken) -> bool:
+        run = self.runs.get(taken.row.owner, taken.row.what)
+        if run is None:
+            return True
+
+        async def call(node: Node) -> None:
+            await node.agent.on_agent_tool_finish(run)
+
+        return await self.enter_for(taken, "hook", call)
+
+    async def _deliver(self, taken: Taken) -> bool:
+        run = self.runs.get(taken.row.owner, taken.row.what)
+        policy = taken.payload or {}
+        if run is None:
+            return True
+
+        async def call(node: Node) -> None:
+            method = policy.get("on_finish")
+            fn = node.agent.on_agent_tool_finish if method is None else None
+            fn = fn or getattr(node.agent, str(method), None)
+            if fn is None:
+                msg = f"{node.kind.name}.{method} does not exist"
+                raise UsageError(msg)
+            await fn(run)
+
+        return await self.enter_for(taken, "deliver", call)
+
+    async def _limit(self, taken: Taken) -> bool:
+        """A budget is over: what still runs ends `interrupted`, told as such."""
+        run = self.runs.get(taken.row.owner, taken.row.what)
+        if run is not None and run.status == "running":
+            self.runs.cancel(taken.row.owner, taken.row.what, "budget-exceeded")
+        return True
+
+    # ---- views of streams
+
+    def own_views(self, slot: str, kind: AgentClass, stream: str) -> list[View]:
+        """Return the view that the agent's own clients have of one of its turns."""
+        if not kind.cls.turn_frames:
+            return []
+        view = TurnView(stream)
+        view.peers = dict.fromkeys(self.sockets.protocol_of(slot))
+        return [view]
+
+    def views(self, slot: str, stream: str) -> list[View]:
+        """Return the views of a stream from its rows, nobody listening yet."""
+        out: list[View] = []
+        run = self.runs.of_child(slot, stream)
+        if run is not None:
+            out.append(RunView(run))
+        kind = self.kind_of(slot)
+        if kind is not None and kind.cls.turn_frames:
+            out.append(TurnView(stream))
+        return out
+
+    def end_of(self, slot: str, stream: str) -> End | None:
+        """Return how a stream ended; None while it goes on."""
+        run = self.runs.of_child(slot, stream)
+        if run is not None:
+            if run.status == "running":
+                return None
+            return End(run.status, run.reason, run.error, run.summary, run.n or 0)
+        found = self.fibers.get(slot, stream, None)
+        if found is None or found.status == "running":
+            return (
+                None if found is not None else End("aborted", "unknown", None, None, 0)
+            )
+        sql = "SELECT n FROM fiber WHERE owner = ? AND id = ?"
+        n = int(self.db.execute(sql, (slot, stream))[0][0] or 0)
+        return End(found.status, found.reason, found.error, None, n)
+
+    def credit(self, slot: str, what: str) -> None:
+        """Progress of a turn counts for those that wait for it, at every depth."""
+        with self.transaction():
+            here: tuple[str, str] | None = (slot, what)
+            while here is not None:
+                self.db.execute(
+                    "UPDATE job SET attempts = 1 WHERE owner = ? AND what = ?"
+                    " AND kind IN ('turn', 'fiber') AND attempts > 1",
+                    here,
+                )
+                sql = "SELECT owner, asker FROM run WHERE child = ? AND id = ?"
+                rows = self.db.execute(sql, here)
+                here = (rows[0][0], rows[0][1]) if rows and rows[0][1] else None
+
+    def stub(self, slot: str, kind: AgentClass) -> Stub[Any]:
+        """Return a stub of an agent of this tree."""
+        return Stub(TreeTarget(self, slot, kind))
+
+    # ---- the end
+
+    def fail(self, error: BaseException) -> None:
+        """The storage of this tree failed: nothing gated leaves, it restarts from disk."""
+        self.barrier.fence(error)
+        self._barrier_failed(error)
+
+    def _barrier_failed(self, error: BaseException) -> None:
+        self.kernel.restart_tree(self, error)
+
+    async def stop(self, *, final: bool) -> list[Node]:
+        """Stop all nodes in order; `final` also makes everything durable. Returns remnants."""
+        self.jobs.stopped = True
+        top = [self.root_slot] if self.root_slot in self.nodes else []
+        plan = self._plan(top)
+        self._fence(plan, "the kernel stops" if final else "the tree restarts", None)
+        await self._carry_out(plan)
+        if final and self.barrier.fenced is None:
+            try:
+                await self.durable()
+            except StorageError as error:
+                log.error("last barrier of %r failed: %s", self, error)
+        self.closed = True
+        self.sockets.cut_all(1012 if final else 1011, "restart")
+        assert self.nursery is not None
+        return list(self.remnants)
+
+
+class ChildRef(msgspec.Struct, frozen=True):
+    """A child by its class and name."""
+
+    class_name: str
+    name: str
+
+
+class ChildFailure(msgspec.Struct, frozen=True):
+    """Why a child broke. `restarts`: how often it was started again since."""
+
+    error_type: str
+    message: str
+    restarts: int

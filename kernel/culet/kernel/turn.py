@@ -1,0 +1,360 @@
+"""Turns: a fiber that writes a stream, in the code of an agent's `on_turn`.
+
+A run is a turn of a facet that its parent asked for; a chat turn is one that the agent
+started itself. Both are a `turn` job, both are driven here: wake the agent, look again,
+drive the generator, stage what it yields, settle what it ended with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from .core.run import coalesce
+from .endings import Ending, Subject, json_text
+from .errors import (
+    CapacityError,
+    Deleted,
+    FacetAborted,
+    FacetBroken,
+    StorageError,
+    UsageError,
+)
+from .jobs import StartFailed, Taken
+from .node import Ambient, Node
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .streams import Stream
+    from .tree import Tree
+
+Chunk = Mapping[str, Any]
+_encode = msgspec.json.Encoder().encode
+_ERROR_CHARS: Final = 2_000
+
+
+@final
+class CancelToken:
+    """A wish to cancel that can be handed on; cancelling it twice changes nothing."""
+
+    __slots__ = ("_callbacks", "_event", "_event_made", "reason")
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._event_made = False
+        self._event: trio.Event | None = None
+        self._callbacks: list[Callable[[str | None], None]] | None = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._callbacks is None
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Ask everything that holds this token to stop. Never blocks."""
+        callbacks, self._callbacks = self._callbacks, None
+        if callbacks is None:
+            return
+        self.reason = reason
+        if self._event is not None:
+            self._event.set()
+        for fn in callbacks:
+            fn(reason)
+
+    async def wait(self) -> None:
+        """Return when it was cancelled."""
+        if self.cancelled:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._event is None:
+            self._event = trio.Event()
+        await self._event.wait()
+
+    def on_cancel(self, fn: Callable[[str | None], None]) -> None:
+        """Call `fn(reason)` once, when it is cancelled; at once if it is already."""
+        if self._callbacks is None:
+            fn(self.reason)
+        else:
+            self._callbacks.append(fn)
+
+    def forget(self, fn: Callable[[str | None], None]) -> None:
+        """Take back `on_cancel`."""
+        if self._callbacks is not None and fn in self._callbacks:
+            self._callbacks.remove(fn)
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `report_progress` was told. `fraction` is in 0..1."""
+
+    fraction: float | None = None
+    message: str | None = None
+    phase: str | None = None
+    milestone: str | None = None
+    data: Any = None
+    sequence: int = 0
+
+
+@final
+class Turn:
+    """One attempt at a turn, as `on_turn` gets it.
+
+    `attempt` is 1, and more when the turn goes on after a crash; then `snapshot` is the
+    last stash and `chunks()` what earlier attempts have said. What is set as `output`
+    (any JSON value), `summary` and `usage` is the result; the default summary is the
+    text that was streamed. `fields` is for chat bases.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        stream: Stream,
+        taken: Taken,
+        payload: Mapping[str, Any],
+        attempt: int,
+        run_id: str | None,
+    ) -> None:
+        self.input: Any = payload.get("input")
+        self.fields: Mapping[str, Any] = payload.get("fields") or {}
+        self.identity: Any = payload.get("identity")
+        self.run_id = run_id
+        self.request_id = stream.id
+        self.attempt = attempt
+        self.cancel = CancelToken()
+        self.output: Any = None
+        self.summary: str | None = None
+        self.usage: Any = None
+        self._node = node
+        self._stream = stream
+        self._taken = taken
+        self._scope = trio.CancelScope()
+        self._text: list[str] = []
+        self._reported_at: float | None = None
+        self._pending: dict[str, Any] | None = None
+        self._earlier: list[dict[str, Any]] | None = None
+
+    @property
+    def snapshot(self) -> Any:
+        """The last stash of an earlier attempt, or None."""
+        text = self._taken.row.snapshot
+        return None if text is None else msgspec.json.decode(text)
+
+    def stash(self, data: Any) -> None:
+        """Store a checkpoint that a later attempt gets as `snapshot`. Never blocks."""
+        self._node.check()
+        if not self._node.tree.jobs.stash(self._taken, _encode(data).decode()):
+            raise FacetAborted("the turn is over")
+
+    def chunks(self) -> list[dict[str, Any]]:
+        """Return the chunks that earlier attempts stored, oldest first."""
+        if self.attempt == 1:
+            return []
+        if self._earlier is None:
+            bodies = self._stream.bodies()
+            self._earlier = [msgspec.json.decode(body) for body in bodies]
+        return self._earlier
+
+    @property
+    def text(self) -> str:
+        """The text streamed so far, earlier attempts included."""
+        return "".join(self._text)
+
+    def say(self, chunk: Chunk) -> None:
+        """Stage one chunk now, as a yield of `on_turn` does. Never blocks."""
+        self._node.check()
+        kind = chunk.get("type") if isinstance(chunk, Mapping) else None
+        if not isinstance(kind, str):
+            msg = f"a chunk is a mapping with a text as 'type', not {chunk!r}"
+            raise UsageError(msg)
+        try:
+            body = _encode(chunk)
+        except (TypeError, ValueError) as error:
+            msg = f"chunk {kind!r} cannot be encoded as JSON: {error}"
+            raise UsageError(msg) from None
+        limit = self._node.tree.kernel.limits.chunk_bytes
+        if len(body) > limit:
+            msg = f"chunk {kind!r} has {len(body)} bytes, the limit is {limit}"
+            raise CapacityError(msg)
+        if kind == "text-delta":
+            self._text.append(str(chunk.get("delta", "")))
+        self._stream.stage(body.decode())
+
+    def report(self, progress: Progress) -> None:
+        """Store progress: at most one frame in `limits.progress_s`, the last one kept."""
+        tree = self._node.tree
+        now = trio.current_time()
+        if progress.milestone is not None:
+            self._flush_progress()
+            data = {"name": progress.milestone, "at": tree.now(), **_data(progress)}
+            data["sequence"] = self._stream.committed + len(self._stream.staged)
+            self.say({"type": "data-agent-milestone", "data": data})
+            return
+        chunk = {
+            "type": "data-agent-progress",
+            "id": tree.kernel.chance.id(10),
+            "transient": True,
+            "data": {**_data(progress), "at": tree.now()},
+        }
+        wait = tree.kernel.limits.progress_s
+        verdict = coalesce(
+            None if self._reported_at is None else int(self._reported_at * 1000),
+            int(now * 1000),
+            last=progress.fraction == 1,
+            progress_s=wait,
+        )
+        if verdict == "store":
+            self._pending = None
+            self._reported_at = now
+            self.say(chunk)
+            return
+        first, self._pending = self._pending is None, chunk
+        if first:
+            assert self._reported_at is not None
+            due = self._reported_at + wait
+            self._node.spawn(Ambient(self._node), self._later, due)
+
+    async def _later(self, due: float) -> None:
+        await trio.sleep_until(due)
+        if self._stream.end is None:
+            self._flush_progress()
+
+    def _flush_progress(self) -> None:
+        chunk, self._pending = self._pending, None
+        if chunk is not None:
+            self._reported_at = trio.current_time()
+            self.say(chunk)
+
+
+def _data(progress: Progress) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(progress)
+    fields.pop("milestone", None)
+    fields.pop("sequence", None)
+    return fields
+
+
+@final
+class Turns:
+    """Drives the turn jobs of one tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.live: dict[tuple[str, str], Turn] = {}
+
+    async def run(self, taken: Taken) -> bool:
+        """Handle one turn job; always settles its row itself."""
+        tree, row = self.tree, taken.row
+        subject = tree.endings.subject(row.owner, row.what)
+        if subject is None:
+            return True
+        kind = tree.kind_of(row.owner)
+        if kind is None:
+            self._end(
+                subject, Ending("error", "class-gone", "its class is gone"), taken
+            )
+            return False
+        if taken.begun_before and not kind.cls.resumable:
+            self._end(subject, Ending("interrupted", "not-resumable"), taken)
+            return False
+        try:
+            node = await tree.wake(row.owner)
+        except (FacetBroken, UsageError) as error:
+            if taken.attempts < tree.kernel.limits.start_attempts:
+                raise StartFailed from error
+            text = f"could not be started: {error.__cause__ or error}"
+            self._end(
+                subject, Ending("error", "start-failed", text[:_ERROR_CHARS]), taken
+            )
+            return False
+        if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
+            await self._drive(node, subject, taken)
+        return False
+
+    def exhausted(self, taken: Taken, text: str) -> None:
+        """Settle a turn whose attempts are used up."""
+        subject = self.tree.endings.subject(taken.row.owner, taken.row.what)
+        if subject is not None:
+            self._end(subject, Ending("error", "recovery-exhausted", text), taken)
+
+    async def _drive(self, node: Node, subject: Subject, taken: Taken) -> None:
+        stream = self.tree.streams.open(node.slot, subject.id)
+        attempt = 1
+        if taken.begun_before:
+            attempt = max(stream.attempt, stream.last_attempt()) + 1
+        stream.attempt, stream.job = attempt, taken
+        turn = Turn(
+            node=node,
+            stream=stream,
+            taken=taken,
+            payload=taken.payload or {},
+            attempt=attempt,
+            run_id=subject.id if subject.kind == "run" else None,
+        )
+        if attempt > 1:
+            deltas = (c for c in turn.chunks() if c.get("type") == "text-delta")
+            turn._text = [str(c.get("delta", "")) for c in deltas]
+        key = (node.slot, subject.id)
+        self.live[key] = turn
+        ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=turn)
+        try:
+            await node.enter(ctx, _go, node, node.agent, turn, stream)
+        except (FacetAborted, Deleted):
+            raise
+        except StorageError as error:
+            if self.tree.barrier.fenced is not None:
+                raise
+            self._end(subject, _failure(turn, error), taken)
+        except Exception as error:
+            self.tree.kernel.report("turn", node, error, name=subject.id)
+            self._end(subject, _failure(turn, error), taken)
+        else:
+            if stream.end is None:
+                self._end(subject, self._success(subject, turn), taken)
+        finally:
+            if self.live.get(key) is turn:
+                del self.live[key]
+
+    def _success(self, subject: Subject, turn: Turn) -> Ending:
+        limit = self.tree.kernel.limits
+        try:
+            turn._flush_progress()
+            summary = turn.summary if turn.summary is not None else turn.text
+            summary = summary[: limit.summary_bytes]
+            output = json_text(turn.output)
+            usage = json_text(turn.usage)
+            check = self.tree.runs.validators.pop((subject.owner, subject.id), None)
+            if check is not None and turn.output is not None:
+                check(msgspec.json.decode(output or "null"))
+        except (TypeError, msgspec.ValidationError, UsageError) as error:
+            text = f"its output is not what was asked for: {error}"
+            return Ending("error", "bad-output", text[:_ERROR_CHARS], summary=turn.text)
+        return Ending("completed", output=output, summary=summary, usage=usage)
+
+    def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
+        self.tree.endings.settle(subject, ending, taken)
+
+
+def _failure(turn: Turn, error: Exception) -> Ending:
+    text = str(error) or type(error).__name__
+    summary = turn.text or None
+    return Ending("error", "failed", text[:_ERROR_CHARS], summary=summary)
+
+
+async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
+    """Drive the generator: stage what it yields, let others run, wait when full."""
+    slice_ns = int(node.tree.kernel.limits.slice_s * 1e9)
+    until = time.perf_counter_ns() + slice_ns
+    with turn._scope:
+        async with aclosing(agent.on_turn(turn)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                turn.say(chunk)
+                if stream.full:
+                    await stream.room()
+                    until = time.perf_counter_ns() + slice_ns
+                elif time.perf_counter_ns() > until:
+                    await trio.lowlevel.checkpoint()
+                    until = time.perf_counter_ns() + slice_ns
