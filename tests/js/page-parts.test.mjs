@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { isFinal, pauseBefore } from "../../web/culet/web/demo/static/client.js";
-import { runsFor, segmentsOf } from "../../web/culet/web/demo/static/message.js";
+import { readable, runsFor, segmentsOf } from "../../web/culet/web/demo/static/message.js";
 import { titleOf } from "../../web/culet/web/demo/static/panel.js";
 import { passagesIn, passagesOf } from "../../web/culet/web/demo/static/passage.js";
 import { agentPath, kebab, pageOf, readPlace } from "../../web/culet/web/demo/static/route.js";
@@ -94,6 +94,11 @@ test("tool calls of one step stand together, text divides them", () => {
   const kinds = segmentsOf(parts).map((segment) => segment.parts?.map((part) => part.toolCallId) ?? segment.text);
 
   assert.deepEqual(kinds, ["plan", ["a", "b"], "so", ["c"]]);
+});
+
+test("a question that came as JSON is read as its question, anything else as it is", () => {
+  assert.equal(readable('{"terms":["a"],"question":"why?"}'), "why?");
+  for (const text of ["why?", "{not json", "{}", '{"n":1}']) assert.equal(readable(text), text);
 });
 
 test("siblings stand by order, then by the place of their call, then by run id", () => {

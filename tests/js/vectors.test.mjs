@@ -127,6 +127,24 @@ test("progress is shown and makes no part, a milestone counts once", () => {
   assert.deepEqual(Object.keys(end.runsById), ["__proto__"]);
 });
 
+test("a chunk that found nothing to change does not change it when it comes again", () => {
+  const frame = (sequence, event) => ({
+    type: "agent-tool-event",
+    sequence,
+    event: { runId: "r", agentType: "A", order: 0, ...event },
+  });
+  const bodies = [{ type: "text-end", id: "t" }, { type: "text-start", id: "t" }];
+  const frames = [
+    frame(0, { kind: "started" }),
+    ...bodies.map((body, at) => frame(at + 1, { kind: "chunk", body: JSON.stringify(body) })),
+  ];
+
+  const once = fold(frames);
+
+  assert.equal(fold(frames, once), once);
+  assert.equal(once.runsById.r.parts[0].state, "streaming");
+});
+
 test("a second, different end is counted and changes no run", () => {
   const frame = (sequence, kind) => ({
     type: "agent-tool-event",

@@ -14,6 +14,16 @@ const NOTES = {
 
 const isTool = (part) => typeof part.toolCallId === "string";
 
+/** What a run was asked is often JSON: its question is what people want to read. */
+export function readable(text) {
+  if (!text.trimStart().startsWith("{")) return text;
+  try {
+    return titleOf(JSON.parse(text)) || text;
+  } catch {
+    return text;
+  }
+}
+
 /**
  * A message's parts as runs of `{kind: "text", text}` and `{kind: "tools", parts}`, in order.
  * Tool calls that only a step border divides belong together.
@@ -142,7 +152,11 @@ export class MessageView {
   }
 
   #content(message, context) {
-    const segments = segmentsOf(message.parts);
+    const segments = segmentsOf(message.parts).map((segment) =>
+      message.role === "user" && segment.kind === "text"
+        ? { ...segment, text: readable(segment.text) }
+        : segment,
+    );
     segments.forEach((segment, at) => {
       if (this.#segments[at]?.kind !== segment.kind) {
         const view = segment.kind === "text" ? new SegmentText() : new ToolsView();

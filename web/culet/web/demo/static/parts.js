@@ -6,9 +6,14 @@
 // forward, and once it has an end, that end stays (its output may be refined).
 
 const SETTLED = ["output-available", "output-error", "output-denied"];
+const APPROVALS = ["approval-requested", "approval-responded"];
 
-/** Unfinished tool input text, by part: a part that is replaced hands its text on. */
-const rawInputs = new WeakMap();
+/**
+ * What is known of a tool part besides what it shows: `raw`, its input text so far, and
+ * `provisional`, that its input was read from such text and the real one may still come.
+ * A part that is replaced hands this on.
+ */
+const sides = new WeakMap();
 
 function lastIndex(parts, test) {
   for (let at = parts.length - 1; at >= 0; at -= 1) if (test(parts[at])) return at;
@@ -84,13 +89,20 @@ function newTool(chunk, state, members) {
   };
 }
 
-/** Changes the tool part that `chunk` names by `change(part)`; null means leave it. */
+/**
+ * Changes the tool part that `chunk` names by `change(part, side)`; null means leave it.
+ * A change may give `[part, side]` where it learns something that the part does not show.
+ */
 function onTool(parts, chunk, change, otherwise = () => parts) {
   if (!chunk.toolCallId) return otherwise();
   const at = lastIndex(parts, (part) => part.toolCallId === chunk.toolCallId);
   if (at < 0) return otherwise();
-  const part = change(parts[at]);
-  return part === null ? parts : replaced(parts, at, part);
+  const side = sides.get(parts[at]) ?? {};
+  const changed = change(parts[at], side);
+  if (changed === null) return parts;
+  const [part, known] = Array.isArray(changed) ? changed : [changed, side];
+  sides.set(part, known);
+  return replaced(parts, at, part);
 }
 
 function toolStarted(parts, chunk) {
@@ -99,23 +111,25 @@ function toolStarted(parts, chunk) {
 }
 
 function toolInputGrew(parts, chunk) {
-  return onTool(parts, chunk, (part) => {
+  return onTool(parts, chunk, (part, { raw = "" }) => {
     if (part.state !== "input-streaming" || typeof chunk.inputTextDelta !== "string") return null;
-    const next = { ...part };
-    rawInputs.set(next, (rawInputs.get(part) ?? "") + chunk.inputTextDelta);
-    return next;
+    return [{ ...part }, { raw: raw + chunk.inputTextDelta }];
   });
 }
 
+/** Input that comes after its approval was asked for is taken in; the state stays. */
 function toolInputKnown(parts, chunk) {
   const input = asInput(chunk.input);
   return onTool(
     parts,
     chunk,
-    (part) =>
-      part.state === "input-streaming"
-        ? { ...part, state: "input-available", input, ...present(chunk, TOOL_EXTRAS) }
-        : null,
+    (part, side) => {
+      const streaming = part.state === "input-streaming";
+      const missing = part.input === undefined || side.provisional;
+      if (!streaming && !(missing && APPROVALS.includes(part.state))) return null;
+      const state = streaming ? "input-available" : part.state;
+      return [{ ...part, state, input, ...present(chunk, TOOL_EXTRAS) }, {}];
+    },
     () => [...parts, newTool(chunk, "input-available", { input })],
   );
 }
@@ -129,19 +143,19 @@ function toolInputFailed(parts, chunk) {
       SETTLED.includes(part.state)
         ? null
         : { ...part, state: "output-error", ...end, ...present(chunk, TOOL_EXTRAS.slice(0, 2)) },
-    () => [...parts, newTool(chunk, "output-error", end)],
+    () => [...parts, newTool({ ...chunk, title: undefined }, "output-error", end)],
   );
 }
 
 function approvalAsked(parts, chunk) {
-  return onTool(parts, chunk, (part) => {
+  return onTool(parts, chunk, (part, { raw, provisional }) => {
     if (SETTLED.includes(part.state) || part.state === "approval-responded") return null;
     const approval = { id: chunk.approvalId };
     if (chunk.approvalDescriptor !== undefined) approval.descriptor = chunk.approvalDescriptor;
     const next = { ...part, state: "approval-requested", approval };
-    const raw = rawInputs.get(part);
-    if (next.input === undefined && raw !== undefined) next.input = asInput(raw);
-    return next;
+    const guessed = next.input === undefined && raw !== undefined;
+    if (guessed) next.input = asInput(raw);
+    return [next, { provisional: provisional || guessed }];
   });
 }
 

@@ -2,10 +2,10 @@
 //
 // The same frame twice, a replay over live frames, or frames of any other type never change
 // the picture: a chunk counts once by (tool call id, run id, sequence), and is only marked as
-// seen when it could be applied. The first terminal frame of a run stands. Whatever changes
+// seen when its run is known. The first terminal frame of a run stands. Whatever changes
 // nothing returns the very state object that came in, so a view can compare by identity.
 
-import { applyChunkToParts } from "./parts.js";
+import { applyChunkToParts, isPartChunk } from "./parts.js";
 
 export { applyChunkToParts, isPartChunk } from "./parts.js";
 
@@ -63,42 +63,49 @@ function withNumber(ranges, number) {
 
 // ----------------------------------------------------------------------- run changes
 
+/** A run without a tool call, or with an empty id of one, is unbound. */
+const callOf = (run) => run.parentToolCallId || null;
+
 function withRun(state, run) {
   const before = state.runsById[run.runId] ?? run;
   const next = { ...state, runsById: table(state.runsById, { [run.runId]: run }) };
-  for (const id of new Set([before.parentToolCallId, run.parentToolCallId])) {
-    const bound = (other) => other.parentToolCallId === id;
-    const runs = Object.values(next.runsById).filter(bound).sort(siblingOrder);
-    if (id === undefined) next.unboundRuns = runs;
-    else next.runsByToolCallId = table(next.runsByToolCallId, { [id]: runs });
-    if (id !== undefined && runs.length === 0) delete next.runsByToolCallId[id];
+  for (const call of new Set([callOf(before), callOf(run)])) {
+    const runs = Object.values(next.runsById).filter((other) => callOf(other) === call);
+    runs.sort(siblingOrder);
+    if (call === null) next.unboundRuns = runs;
+    else next.runsByToolCallId = table(next.runsByToolCallId, { [call]: runs });
+    if (call !== null && runs.length === 0) delete next.runsByToolCallId[call];
   }
   return next;
 }
 
-function sameJson(a, b) {
-  return JSON.stringify(a) === JSON.stringify(b);
+function sameMembers(a, b) {
+  const names = Object.keys(a);
+  const equal = (x, y) => x === y || JSON.stringify(x) === JSON.stringify(y);
+  return names.length === Object.keys(b).length && names.every((name) => equal(a[name], b[name]));
 }
 
 function started(state, frame, event) {
   const before = state.runsById[event.runId];
-  if (before && before.status !== "running") return state;
+  if (typeof event.agentType !== "string" || (before && before.status !== "running")) return state;
   const run = {
-    ...(before ?? { status: "running", parts: [] }),
     runId: event.runId,
     agentType: event.agentType,
     order: typeof event.order === "number" ? event.order : 0,
+    status: "running",
+    parts: before?.parts ?? [],
     subAgent: { agent: event.agentType, name: event.runId },
   };
-  if (frame.parentToolCallId !== undefined) run.parentToolCallId = frame.parentToolCallId;
-  if (event.inputPreview !== undefined) run.inputPreview = event.inputPreview;
-  if (event.display !== undefined) run.display = event.display;
-  return before && sameJson(table(before), table(before, run)) ? state : withRun(state, run);
+  const call = frame.parentToolCallId;
+  if (typeof call === "string") run.parentToolCallId = call;
+  for (const name of ["inputPreview", "display"]) if (name in event) run[name] = event[name];
+  for (const name of ["progress", "milestones"]) if (before?.[name]) run[name] = before[name];
+  return before && sameMembers(before, run) ? state : withRun(state, run);
 }
 
-const PROGRESS_FIELDS = { fraction: "number", message: "string", phase: "string" };
+const PROGRESS_FIELDS = { fraction: "number", message: "string", phase: "string", at: "number" };
 
-/** Fields of a wrong type are dropped; `data` may be anything. */
+/** Fields of a wrong type are dropped; `data` may be anything, `at` is the sender's clock. */
 function progressOf(data) {
   const progress = {};
   for (const [name, type] of Object.entries(PROGRESS_FIELDS)) {
@@ -108,40 +115,52 @@ function progressOf(data) {
   return progress;
 }
 
-function milestone(run, data) {
+function withMilestone(run, data) {
+  if (typeof data?.name !== "string") return run;
+  const number = (value) => (typeof value === "number" ? value : 0);
+  const reached = { name: data.name, sequence: number(data.sequence), at: number(data.at) };
+  if (data.data !== undefined) reached.data = data.data;
   const known = run.milestones ?? [];
-  if (known.some((old) => old.sequence === data.sequence)) return run;
-  const next = { ...run, milestones: [...known, data].sort((a, b) => a.sequence - b.sequence) };
-  const older = run.progress?.at !== undefined && data.at < run.progress.at;
-  if (!older) next.progress = { ...progressOf(data), milestone: data.name, at: data.at };
+  if (known.some((old) => old.sequence === reached.sequence)) return run;
+  const next = { ...run };
+  next.milestones = [...known, reached].sort((a, b) => a.sequence - b.sequence);
+  if (run.progress && reached.at < (run.progress.at ?? 0)) return next;
+  const { data: _, ...progress } = progressOf(data);
+  next.progress = { ...progress, milestone: reached.name, at: reached.at };
   return next;
 }
 
 function withChunk(run, body) {
-  if (body?.type === PROGRESS) return { ...run, progress: progressOf(body.data) };
-  if (body?.type === MILESTONE) {
-    const next = body.data && typeof body.data === "object" ? milestone(run, body.data) : run;
-    return next === run ? run : { ...next, parts: applyChunkToParts(run.parts, body) };
-  }
+  if (body.type === PROGRESS) return { ...run, progress: progressOf(body.data) };
+  const next = body.type === MILESTONE ? withMilestone(run, body.data) : run;
+  if (body.type === MILESTONE && next === run) return run;
   const parts = applyChunkToParts(run.parts, body);
-  return parts === run.parts ? run : { ...run, parts };
+  return parts === run.parts ? next : { ...next, parts };
 }
+
+function parsed(text) {
+  try {
+    const body = JSON.parse(text);
+    return body !== null && typeof body === "object" && !Array.isArray(body) ? body : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Progress and milestones count by themselves: some servers give them a chunk's number. */
+const countedAs = ({ type }) => (type === PROGRESS || type === MILESTONE ? type : "");
 
 function chunk(state, frame, event) {
   const before = state.runsById[event.runId];
-  if (!before || !Number.isInteger(frame.sequence)) return state;
-  const key = JSON.stringify([frame.parentToolCallId ?? "", event.runId]);
+  const body = before && Number.isInteger(frame.sequence) ? parsed(event.body) : null;
+  if (body === null) return state;
+  const key = JSON.stringify([frame.parentToolCallId ?? "", event.runId, countedAs(body)]);
   const ranges = state.seen[key] ?? [];
   if (holds(ranges, frame.sequence)) return state;
-  let body;
-  try {
-    body = JSON.parse(event.body);
-  } catch {
-    return state;
-  }
+  if (!isPartChunk(body)) return state;
   const run = withChunk(before, body);
-  if (run === before) return state;
-  const next = withRun(state, run);
+  // Seen also where it did nothing: come again later, it might find a part to change.
+  const next = run === before ? { ...state } : withRun(state, run);
   next.seen = table(state.seen, { [key]: withNumber(ranges, frame.sequence) });
   return next;
 }
