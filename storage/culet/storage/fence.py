@@ -22,9 +22,17 @@ _OURS: Final = "culet_"
 _INTERNAL: Final = "sqlite_"
 _MODULES: Final = frozenset({"fts5", "fts5vocab", "rtree", "geopoly"})
 _FUNCTIONS: Final = frozenset({"load_extension", "fts3_tokenizer"})
-# fts5 reads data_version; the others only describe what the user has made.
+# fts5 reads data_version, ALTER TABLE ADD COLUMN runs quick_check; the others only
+# describe what the user has made.
 _PRAGMAS: Final = frozenset(
-    {"data_version", "table_info", "table_xinfo", "table_list", "index_list"}
+    {
+        "data_version",
+        "quick_check",
+        "table_info",
+        "table_xinfo",
+        "table_list",
+        "index_list",
+    }
     | {"index_info", "index_xinfo", "foreign_key_list"}
 )
 # What CREATE, DROP and ALTER do to the schema tables by themselves. A direct write is

@@ -44,13 +44,27 @@ class HostIndex:
         try:
             self._connection.pragma("journal_mode", "WAL")
             self._connection.pragma("synchronous", "FULL")
-            migrate(self._connection, STEPS, f"the index {path!r}")
+            self.new = self._connection.pragma("user_version") == 0
+            if not self.new:
+                migrate(self._connection, STEPS, f"the index {path!r}")
             if self._connection.pragma("quick_check") != "ok":
                 msg = "the index is damaged"
                 raise apsw.CorruptError(msg)
         except BaseException:
             self._connection.close(True)
             raise
+
+    def fill(self, entries: list[RootEntry]) -> None:
+        """Make a new index, whole or not at all: half a one would be trusted."""
+        with self._lock:
+            try:
+                with self._connection:
+                    migrate(self._connection, STEPS, "the index")
+                    for key, due_at in entries:
+                        self._connection.execute(_NOTE, (*key, due_at))
+            except CAUGHT as error:
+                raise storage_error(error) from error
+        self.new = False
 
     def all(self) -> list[RootEntry]:
         """Return every line."""

@@ -81,11 +81,10 @@ class SqliteStore:
             self._templates.keep()
             self._empty = EmptyDatabase(self._limits)
             self._index = self._open_index()
-        except CAUGHT as error:
+        except BaseException as error:
             self._unlock()
-            raise storage_error(error) from error
-        except BaseException:
-            self._unlock()
+            if isinstance(error, CAUGHT):
+                raise storage_error(error) from error
             raise
 
     def open_tree(
@@ -170,35 +169,37 @@ class SqliteStore:
 
     def _open_index(self) -> HostIndex:
         path = f"{self.directory}/roots.db"
-        missing = not os.path.exists(path)
         index = open_index(path, vfs=self._files.vfs)
-        if index is None:
-            missing = True
+        if index is None:  # damaged; the trees know all of it
+            folder = self._files.folder(self.directory)
             for end in ("", "-wal", "-shm"):
-                if os.path.exists(path + end):
-                    os.unlink(path + end)
+                folder.unlink("roots.db" + end)
             index = open_index(path, vfs=self._files.vfs)
-            if index is None:
-                msg = f"cannot make {path!r}"
-                raise StorageError(msg)
-        if missing:
-            for path in tree_folders(self.directory):
-                self._add_to(index, path)
+        if index is None:
+            msg = f"cannot make {path!r}"
+            raise StorageError(msg)
+        if index.new:
+            try:
+                index.fill(
+                    [e for p in tree_folders(self.directory) for e in self._ask(p)]
+                )
+            except BaseException:
+                index.close()
+                raise
         return index
 
-    def _add_to(self, index: HostIndex, path: str) -> None:
+    def _ask(self, path: str) -> list[RootEntry]:
         """Ask one tree who it is. Recovery opens it: SQLite alone would destroy it."""
         if path.endswith(_DROPPED):
             self._files.remove_tree(path)
-            return
+            return []
         tree = self._open_folder(path, None, "power", create=True)
         try:
             root = tree.tree.execute(_ROOT)
             [(due_at,)] = tree.tree.execute(_DUE)
         finally:
             tree.close()
-        for class_name, name in root:
-            index.note(TreeKey(class_name, name), due_at)
+        return [RootEntry(TreeKey(c, n), due_at) for c, n in root]
 
     def close(self) -> None:
         """Close every tree and give up the lock."""

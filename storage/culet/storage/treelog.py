@@ -237,7 +237,7 @@ class TreeLog:
     def begin(self) -> LogRecord:
         """Note one instant of the tree. Raises if an earlier record or sync failed."""
         if self.failure is not None:
-            raise StorageError(str(self.failure)) from self.failure
+            raise type(self.failure)(*self.failure.args) from self.failure
         # The next segment is not prepared yet: go on in this one, never wait.
         if self._filled > self._capacity * 3 // 4 and self.ready > self.segment:
             self._roll()
