@@ -9,7 +9,7 @@ import pytest
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import SqlError, StorageFull
-from culet.kernel.ports import AgentDb, UserRows
+from culet.kernel.ports import AgentDb, TreeStore, UserRows
 from culet.storage import open_memory
 from storage.driving import KEY, NOTE, NOTES, add_node, barrier, opened
 
@@ -26,7 +26,7 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentDb]:
         store.close()
         memory = open_memory("", limits=LIMITS)
         memory.open()
-        tree = memory.open_tree(KEY, level="power")
+        tree: TreeStore = memory.open_tree(KEY, level="power")
         agent: AgentDb = tree.agent("root0")
     else:
         tree = store.open_tree(KEY, level="power")
@@ -147,7 +147,7 @@ ALLOWED = [
 def test_what_is_the_users_own_is_allowed(agent: AgentDb) -> None:
     for sql in ALLOWED:
         if sql == "DROP VIEW v":  # renaming kept it whole
-            assert run(agent, "SELECT * FROM v").columns == ("b",)
+            assert run(agent, "SELECT * FROM v").columns == ("c",)
         run(agent, sql)
 
 

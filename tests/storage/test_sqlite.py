@@ -564,7 +564,7 @@ def test_a_full_disk_under_sqlite_is_told_and_rolled_back(tmp_path: Path) -> Non
         def xWrite(self, data: object, offset: int) -> None:
             if full.is_set():
                 raise apsw.FullError("full")
-            super().xWrite(data, offset)  # type: ignore[arg-type] # as given
+            super().xWrite(data, offset)
 
     class FullVfs(apsw.VFS):
         def __init__(self) -> None:
