@@ -160,6 +160,7 @@ class Runs:
     ) -> AgentToolRun:
         """Write the run and its job in one commit; a known id returns its run."""
         node.check()
+        self.tree.emit("run:ask", node.slot, kind.name)
         if not kind.is_tool:
             msg = f"{kind.name} cannot be run as a tool: give it an on_turn"
             raise UsageError(msg)

@@ -183,6 +183,7 @@ class Turn:
         if kind == "text-delta":
             self._text.append(str(chunk.get("delta", "")))
         self._stream.stage(body.decode())
+        self._node.tree.emit("turn:chunk", self._stream, kind)
 
     def report(self, progress: Progress) -> None:
         """Store progress: at most one frame in `limits.progress_s`, the last one kept."""
@@ -299,6 +300,7 @@ class Turns:
             turn._text = [str(c.get("delta", "")) for c in deltas]
         key = (node.slot, subject.id)
         self.live[key] = turn
+        self.tree.emit("turn:begin", subject, attempt)
         ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=turn)
         try:
             await node.enter(ctx, _go, node, node.agent, turn, stream)
@@ -313,6 +315,7 @@ class Turns:
             self._end(subject, _failure(turn, error), taken)
         else:
             if stream.end is None:
+                self.tree.emit("turn:end", subject, attempt)
                 self._end(subject, self._success(subject, turn), taken)
         finally:
             if self.live.get(key) is turn:
