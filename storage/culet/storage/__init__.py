@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .doctor import Report as Report
+from .doctor import TreeReport as TreeReport
+from .doctor import examine as examine
 from .files import Files as Files
 from .files import Folder as Folder
 from .files import Observer as Observer

@@ -48,6 +48,11 @@ def tree_folders(directory: str) -> Iterator[str]:
             yield from _children(second)
 
 
+def dropped(path: str) -> bool:
+    """Whether the folder of a tree is one that is being removed."""
+    return path.endswith(_DROPPED)
+
+
 def _children(path: str) -> list[str]:
     if not os.path.isdir(path):
         return []
@@ -190,7 +195,7 @@ class SqliteStore:
 
     def _ask(self, path: str) -> list[RootEntry]:
         """Ask one tree who it is. Recovery opens it: SQLite alone would destroy it."""
-        if path.endswith(_DROPPED):
+        if dropped(path):
             self._files.remove_tree(path)
             return []
         tree = self._open_folder(path, None, "power", create=True)
