@@ -460,6 +460,21 @@ def test_a_chore_of_a_former_life_touches_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_late_write_does_not_reach_the_next_life(tmp_path: Path) -> None:
+    store = opened(str(tmp_path))
+    tree = store.open_tree(KEY, level="power")
+    add_node(tree, "root0")
+    late = tree.begin()
+    tree.close()
+    store.open_tree(KEY, level="power")
+    before = images(folder_of(str(tmp_path), KEY))
+
+    with pytest.raises(StorageError, match="closed"):
+        tree.write(late)
+    assert images(folder_of(str(tmp_path), KEY)) == before
+    store.close()
+
+
 def test_a_failed_sync_of_a_file_refuses_all_further_records(tmp_path: Path) -> None:
     store = opened(str(tmp_path), limits=small())
     tree = store.open_tree(KEY, level="power")

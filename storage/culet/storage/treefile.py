@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -114,6 +115,7 @@ class SqliteTree(Connections):
         self.empty = empty
         self.open_files = open_files
         self.closed = False
+        self._writing = threading.Lock()
         self._tree_file: Tracked
         self._on_close = closed
         self._agents: WeakValueDictionary[str, FileAgent] = WeakValueDictionary()
@@ -317,11 +319,13 @@ class SqliteTree(Connections):
     def write(self, record: Record) -> None:
         """Write and sync the record (writer thread)."""
         assert isinstance(record, LogRecord)
-        try:
-            self.log.write(record)
-        except CAUGHT as error:
-            self.log.fail(error)
-            raise storage_error(error) from error
+        with self._writing:
+            self._check_open()  # a late write must not reach the log of the next life
+            try:
+                self.log.write(record)
+            except CAUGHT as error:
+                self.log.fail(error)
+                raise storage_error(error) from error
 
     def done(self, record: Record) -> int:
         """Tidy up after a durable record, return its count of commits."""
@@ -346,7 +350,8 @@ class SqliteTree(Connections):
             self._on_close(self)
 
     def _let_go(self) -> None:
-        self.closed = True
+        with self._writing:
+            self.closed = True
         if hasattr(self, "_janitor"):
             self._janitor.close()
         for agent in list(self._agents.values()):
