@@ -50,7 +50,7 @@ tests/js/.chromium:
 	@touch $@
 
 bench: $(DEV)
-	$(BIN)/python -m bench $(BENCH)
+	$(BIN)/python tests/bench/local.py $(BENCH)
 
 bench-peer: $(DEV)
 	tests/bench/peer/run.sh

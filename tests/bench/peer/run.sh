@@ -1,0 +1,18 @@
+#!/bin/sh
+# Culet at level `power` and the peer, in turn, scenario by scenario; then their ratios.
+#   REPS=3 ONLY=b,c,d,e,f,h,i,k tests/bench/peer/run.sh
+set -eu
+cd "$(dirname "$0")"
+ROOT=$(cd ../../.. && pwd)
+OUT=${OUT:-results.json}; REPS=${REPS:-3}; ONLY=${ONLY:-b,c,d,e,f,h,i,k}
+PYCMD=${PYCMD:-"$ROOT/.venv/bin/python $ROOT/tests/bench/peer_server.py --port {port} --dir {dir}"}
+if [ ! -f dist/latest/worker.js ]; then
+  npm install --ignore-scripts --no-audit --no-fund --legacy-peer-deps --loglevel=error
+  node build.mjs
+fi
+drive() { node driver.mjs --out "$OUT" --repeats "$REPS" --quiet "${QUIET:-2}" "$@"; }
+for s in $(echo "$ONLY" | tr , ' '); do
+  [ "${1:-pair}" = py ] || drive --target peer --only "$s"
+  drive --label culet --cmd "$PYCMD" --only "$s"
+done
+node ratios.mjs "$OUT"

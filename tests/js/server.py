@@ -1,0 +1,107 @@
+"""A small server for the published clients and the page; prints its URL, then serves.
+
+    python tests/js/server.py [--demo DOCS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+from culet.adapters import AIChatAgent
+from culet.kernel import Agent, Final, Turn, open_kernel, rpc
+from culet.web import create_app, serve
+from culet.web.demo.agents import demo_classes
+from culet.web.demo.corpus import corpora
+from culet.web.demo.pages import add_pages
+
+PACE_S = 0.03
+
+
+class ChatBot(AIChatAgent):
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        said = len(turn.text.split())
+        if not said:
+            yield {"type": "start-step"}
+            yield {"type": "text-start", "id": "t"}
+        for i in range(said, 40):
+            await trio.sleep(PACE_S)
+            yield {"type": "text-delta", "id": "t", "delta": f"w{i}" if i == 0 else f" w{i}"}
+        yield {"type": "text-end", "id": "t"}
+        yield {"type": "finish-step"}
+        yield {"type": "finish", "finishReason": "stop"}
+
+
+class Worker(Agent):
+    async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "text-start", "id": "t"}
+        for i in range(8):
+            await trio.sleep(PACE_S)
+            yield {"type": "text-delta", "id": "t", "delta": f"d{i} "}
+        yield {"type": "text-end", "id": "t"}
+
+
+class Supervisor(Agent):
+    initial_state = {"n": 0}
+
+    @rpc
+    async def ping(self, text: str) -> str:
+        return text
+
+    @rpc
+    async def count(self, n: int) -> AsyncIterator[Any]:
+        for i in range(n):
+            yield i
+        yield Final(n)
+
+    @rpc
+    async def research(self, k: int) -> list[str]:
+        out = [""] * k
+
+        async def one(i: int) -> None:
+            run = await self.run_agent_tool(
+                Worker, {"i": i}, parent_tool_call_id="call-1", display_order=i
+            )
+            out[i] = run.status
+
+        async with trio.open_nursery() as nursery:
+            for i in range(k):
+                nursery.start_soon(one, i)
+        return out
+
+
+async def main(docs: str | None, data: str | None) -> None:
+    roots: list[type[Agent]] = [Supervisor, ChatBot]
+    facets: list[type[Agent]] = [Worker]
+    if docs is not None:
+        demo = demo_classes(corpora([docs]), PACE_S)
+        roots.append(demo.assistant)
+        facets += [demo.researcher, demo.library]
+    with tempfile.TemporaryDirectory(prefix="culet-js-") as folder:
+        storage = f"sqlite:{data or folder}"
+        async with (
+            open_kernel(roots=roots, facets=facets, storage=storage) as kernel,
+            trio.open_nursery() as nursery,
+        ):
+            app = create_app(kernel, origins="*")
+            add_pages(app)
+            url = await nursery.start(listen, app)
+            sys.stdout.write(f"{url}\n")
+            sys.stdout.flush()
+
+
+async def listen(app: Any, *, task_status: Any) -> None:
+    await serve(app, bind="127.0.0.1:0", task_status=task_status)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--demo", default=None)
+    parser.add_argument("--data", default=None)
+    args = parser.parse_args()
+    trio.run(main, args.demo, args.data)

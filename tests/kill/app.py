@@ -1,0 +1,112 @@
+"""The demo's classes, served; kills itself at the k-th event of a kind.
+
+    python tests/kill/app.py --dir DIR [--at EVENT:K] [--pace S]
+
+Events are the kernel's channels (`run:ask`, `run:start`, `turn:chunk`, `turn:end`,
+`run:end`, …), `answer` (a chunk of the assistant after all of its runs have ended) and
+`file:OP` of the store's file module. A side file lists the start of each tool call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from culet.adapters.passage import Passage
+from culet.adapters.tooling import ToolContext
+from culet.kernel import open_kernel
+from culet.kernel.core.limits import Limits
+from culet.storage import open_sqlite
+from culet.storage.files import Files
+from culet.web import create_app, serve
+from culet.web.demo.agents import Researcher, demo_classes
+from culet.web.demo.corpus import corpora
+
+DOCS = Path(__file__).parent / "docs"
+
+
+class Fuse:
+    """Counts events and ends the process at the one that was asked for."""
+
+    def __init__(self, at: str) -> None:
+        kind, _, count = at.rpartition(":")
+        self.kind, self.left = kind, int(count or 0)
+        self.runs = 0
+
+    def hit(self, kind: str) -> None:
+        if kind == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def event(self, channel: str, tree: Any, subject: Any, detail: Any) -> None:
+        if channel == "run:start":
+            self.runs += 1
+        if channel == "run:end":
+            self.runs -= 1
+        if channel == "turn:chunk" and tree is not None:
+            root = subject.slot == tree.root_slot
+            if not root:
+                self.hit("child:chunk")
+            elif self.runs == 0 and detail == "text-delta":
+                self.hit("answer")
+        if channel == "turn:end" and tree is not None and subject.kind == "run":
+            self.hit("child:end")
+        self.hit(channel)
+
+    def file(self, op: str, name: str) -> None:
+        self.hit(f"file:{op}")
+
+
+async def main(folder: str, at: str, pace: float) -> None:
+    fuse = Fuse(at)
+    side = open(Path(folder) / "side.txt", "a")  # noqa: SIM115
+    life = sum(1 for _ in (Path(folder) / "side.txt").open())
+    look_up = Researcher.look_up
+
+    class Noted(Researcher):
+        async def look_up(
+            self, ctx: ToolContext, terms: list[str], limit: int = 12
+        ) -> list[Passage]:
+            side.write(f"{life} {ctx.run_id} {ctx.tool_call_id}\n")
+            side.flush()
+            return await look_up(self, ctx, terms, limit)
+
+    classes = demo_classes(corpora([DOCS]), pace)
+    classes.researcher.look_up = Noted.look_up  # type: ignore[method-assign]
+    side.write(f"{life} life\n")
+    side.flush()
+    store = open_sqlite(
+        f"{folder}/data", limits=Limits(), files=Files(observer=fuse.file)
+    )
+    async with (
+        open_kernel(
+            roots=[classes.assistant],
+            facets=[classes.researcher, classes.library],
+            storage=store,
+        ) as kernel,
+        trio.open_nursery() as nursery,
+    ):
+        kernel.subscribe("*", fuse.event)
+        url = await nursery.start(listen, create_app(kernel))
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+
+
+async def listen(app: Any, *, task_status: Any) -> None:
+    await serve(app, bind="127.0.0.1:0", task_status=task_status)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", required=True)
+    parser.add_argument("--at", default=":0")
+    parser.add_argument("--pace", type=float, default=0.004)
+    args = parser.parse_args()
+    trio.run(main, args.dir, args.at, args.pace)

@@ -1,0 +1,222 @@
+"""The demo's agents: an assistant, its researchers, and the library that they search.
+
+The assistant plans sub-questions and runs one `Researcher` for each, in parallel, as a
+tool. Researchers search through their parent, which asks its one `Library` facet; that
+facet owns the full-text index and builds it in small slices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
+import trio
+
+from culet.adapters import Think
+from culet.adapters.extractive import ExtractiveModel, answer_of, finding_from
+from culet.adapters.model import Model, to_model_messages
+from culet.adapters.passage import Answer, Finding, Passage, SubQuestion, TermStats
+from culet.adapters.tooling import ToolContext, tool
+from culet.kernel import Agent, agent_tool
+from culet.web.demo.corpus import Corpus
+from culet.web.demo.index import Index, Progress
+
+SLICE_S: Final = 0.010  # of indexing before others run
+TOLD_S: Final = 0.25  # between two reports of progress to the page
+
+
+class Library(Agent):
+    """Owns the index of the documents. Ready once per life, then it only answers."""
+
+    corpora: ClassVar[Sequence[Corpus]] = ()
+    assistant: ClassVar[type[Assistant]]
+
+    async def on_start(self) -> None:
+        """Begin to build, or to look whether all is built."""
+        self.index = Index(self.sql, self.corpora, transaction=self.transaction)
+        self.ready = trio.Event()
+        self.spawn(self._build)
+
+    async def _build(self) -> None:
+        told_at = 0.0
+        async with self.keep_alive():
+            parent = await self.parent_agent(self.assistant)
+            while True:
+                progress = self.index.build_step(SLICE_S, time.perf_counter)
+                await self.durable()  # its log and its pages grow at the disk's pace
+                now = trio.current_time()
+                if progress.done or now - told_at > TOLD_S:
+                    told_at = now
+                    await parent.library_progress(progress)
+                if progress.done:
+                    break
+        self.ready.set()
+
+    async def stats(self, terms: list[str]) -> TermStats:
+        """Return how many passages have each term; waits until the index is built."""
+        await self.ready.wait()
+        return self.index.stats(terms)
+
+    async def search(self, terms: list[str], limit: int) -> list[Passage]:
+        """Return the best passages; waits until the index is built."""
+        await self.ready.wait()
+        return self.index.search(terms, limit)
+
+
+class Researcher(Think):
+    """Answers one sub-question with passages that it quotes."""
+
+    assistant: ClassVar[type[Assistant]]
+    pace_s: ClassVar[float] = 0.0
+
+    def get_model(self) -> Model:
+        """Return a model that quotes what its one search finds."""
+        return ExtractiveModel(pace_s=self.pace_s)
+
+    def get_tools(self) -> dict[str, Any]:
+        """Offer the search of the parent's library."""
+        return {"search": tool(self.look_up, on_uncertain="repeat")}
+
+    async def look_up(
+        self, ctx: ToolContext, terms: list[str], limit: int = 12
+    ) -> list[Passage]:
+        """Search the documents for passages that have these terms."""
+        await ctx.progress(fraction=0.2, phase="searching", message=", ".join(terms))
+        parent = await self.parent_agent(self.assistant)
+        found = await parent.search(terms, limit)
+        count = f"{len(found)} passage{'' if len(found) == 1 else 's'}"
+        await ctx.progress(fraction=0.6, phase="reading", message=count)
+        return found
+
+    def format_agent_tool_input(self, input: Any, request: Any) -> str:  # noqa: A002
+        """Hand the sub-question on as JSON, which the model understands."""
+        return msgspec.json.encode(input).decode()
+
+    def get_agent_tool_output(self, run_id: str) -> Any:
+        """Return the finding with its citations."""
+        finding = finding_from(to_model_messages(self.messages))
+        return msgspec.to_builtins(finding)
+
+    def get_agent_tool_summary(self, run_id: str, output: Any) -> str:
+        """Return the words of the finding."""
+        return msgspec.convert(output, Finding).summary
+
+
+class Assistant(Think):
+    """Plans, lets researchers look, and answers with citations."""
+
+    library: ClassVar[type[Library]]
+    researcher: ClassVar[type[Researcher]]
+    pace_s: ClassVar[float] = 0.0
+    initial_state: ClassVar[Any] = {
+        "library": {"phase": "indexing", "done": 0, "total": 0, "passages": 0}
+    }
+
+    async def on_start(self) -> None:
+        """Have the library built from the start, so that a question finds it ready."""
+        self.spawn(self.dynamic_agents.get, self.library, "library")
+
+    def get_model(self) -> Model:
+        """Return a model that plans with the library's statistics."""
+        return ExtractiveModel(self._stats, pace_s=self.pace_s)
+
+    def get_tools(self) -> dict[str, Any]:
+        """Offer research as an agent tool: one run per sub-question."""
+        return {
+            "research": agent_tool(
+                self.researcher,
+                description="Look one sub-question up in the documents.",
+                input_type=SubQuestion,
+                output_type=Finding,
+                display_name="Researcher",
+            )
+        }
+
+    async def _stats(self, terms: Sequence[str]) -> TermStats:
+        library = await self.dynamic_agents.get(self.library, "library")
+        return await library.stats(list(terms))
+
+    async def search(self, terms: list[str], limit: int) -> list[Passage]:
+        """Search the library, for a researcher."""
+        library = await self.dynamic_agents.get(self.library, "library")
+        return await library.search(terms, limit)
+
+    async def library_progress(self, progress: Progress) -> None:
+        """Tell the page how far the index is."""
+        told = {
+            "phase": "ready" if progress.done else "indexing",
+            "done": progress.documents,
+            "total": progress.documents_total,
+            "passages": progress.passages,
+        }
+        if self.state["library"] != told:
+            self.set_state({**self.state, "library": told})
+
+    async def ask(self, question: str) -> Asked:
+        """Ask one question and wait for the answer: the page's job without a page."""
+        message = {
+            "id": f"user-{len(self.messages)}",
+            "role": "user",
+            "parts": [{"type": "text", "text": question}],
+        }
+        result = await self.save_messages([message])
+        return Asked(
+            status=result.status,
+            error=result.error,
+            answer=answer_of(to_model_messages(self.messages)),
+            runs=[_told(run) for run in self.runs.list()],
+        )
+
+
+class ToldRun(msgspec.Struct, frozen=True, rename="camel"):
+    """One run as `--json` prints it."""
+
+    run_id: str
+    agent_type: str
+    status: str
+    question: str
+    summary: str
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What came of one question."""
+
+    status: str
+    error: str | None
+    answer: Answer
+    runs: list[ToldRun]
+
+
+def _told(run: Any) -> ToldRun:
+    output = run.output if isinstance(run.output, dict) else {}
+    return ToldRun(
+        run_id=run.run_id,
+        agent_type=run.agent_type,
+        status=run.status,
+        question=str(output.get("question", "")),
+        summary=run.summary or run.error or "",
+    )
+
+
+class DemoClasses(NamedTuple):
+    """The classes of one demo, bound to its documents and its pace."""
+
+    assistant: type[Assistant]
+    researcher: type[Researcher]
+    library: type[Library]
+
+
+def demo_classes(corpora: Sequence[Corpus], pace_s: float) -> DemoClasses:
+    """Return the demo's classes for these documents; `pace_s` between pieces of text."""
+    library = type("Library", (Library,), {"corpora": tuple(corpora)})
+    researcher = type("Researcher", (Researcher,), {"pace_s": pace_s})
+    assistant = type(
+        "Assistant",
+        (Assistant,),
+        {"pace_s": pace_s, "library": library, "researcher": researcher},
+    )
+    library.assistant = assistant
+    researcher.assistant = assistant
+    return DemoClasses(assistant, researcher, library)
