@@ -34,7 +34,7 @@ from .runs import Ask, Detached
 from .schedules import Schedule
 from .sockets import Connection, load_state, store_state
 from .storage import Transaction, rows
-from .streams import Cursor
+from .streams import Cursor, End
 from .tree import ChildFailure, ChildRef
 from .turn import CancelToken, Chunk, Progress, Turn
 
@@ -483,6 +483,9 @@ class Agent:
     def _frame(self, connection: Connection, frame: Any) -> bool:
         """Handle a chat frame, without waiting; False: it is an ordinary message."""
         return False
+
+    def _ended(self, stream_id: str, end: End) -> None:
+        """Chat bases keep what a turn has said, in the very step that ends it."""
 
     def _default_gate(self, child: ChildRef) -> Response | None:
         node = self._node

@@ -17,6 +17,7 @@ import trio
 
 from .core.run import Status
 from .errors import StorageError
+from .node import State
 from .streams import End, Stream
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ class Endings:
             self._tell(step, stop=[s.slot for s, _ in step.ends[1:] if s.kind == "run"])
         return won
 
-    def cancel(self, subject: Subject, reason: str | None) -> Status | None:
+    def cancel(
+        self, subject: Subject, reason: str | None, ending: Ending | None = None
+    ) -> Status | None:
         """End a run `aborted` with everything below it; return the standing status.
 
         Of an own turn or fiber only what it waits for is ended with it.
@@ -161,7 +164,8 @@ class Endings:
         standing = self.status(subject)
         if standing != "running":
             return standing
-        step = _Step([(subject, Ending("aborted", reason or "cancelled"))])
+        ending = ending or Ending("aborted", reason or "cancelled")
+        step = _Step([(subject, ending)])
         below = Ending("aborted", "asker-ended")
         inner = self._below(subject.slot) if subject.kind == "run" else []
         seen = {(subject.owner, subject.id)}
@@ -176,7 +180,7 @@ class Endings:
         self._tell(step, stop=runs)
         if subject.kind != "run":
             self.tree.stop_worker(subject.slot, subject.id, reason)
-        return "aborted"
+        return ending.status
 
     def delete(self, slot: str) -> None:
         """Mark a subtree gone, in one commit: mark, end, drop what it owes, owe the wipe."""
@@ -298,9 +302,11 @@ class Endings:
         for subject, ending, n in step.told:
             if subject.kind != "fiber":
                 stream: Stream = self.tree.streams.open(subject.slot, subject.id)
-                stream.close(
-                    End(ending.status, ending.reason, ending.error, ending.summary, n)
-                )
+                end = End(ending.status, ending.reason, ending.error, ending.summary, n)
+                node = self.tree.nodes.get(subject.slot)
+                if node is not None and node.state is State.LIVE:
+                    node.agent._ended(subject.id, end)
+                stream.close(end)
             self._wake(subject)
             self.tree.emit(f"{subject.kind}:end", subject, ending)
         if stop:

@@ -271,17 +271,18 @@ class Fibers:
         payload: dict[str, Any],
         key: str | None = None,
         metadata: Any = None,
-        message_ids: list[str] | None = None,
     ) -> str:
-        """Owe a turn of the agent's own, in one commit; a known key returns its turn."""
+        """Owe a turn of the agent's own, in one commit; a known key returns its turn.
+
+        Of `metadata` the keys `messageIds` and `continuation` are for its view.
+        """
         node.check()
         tree, now = self.tree, self.tree.now()
         if key is not None:
             known = self.get(node.slot, None, key)
             if known is not None:
                 return known.id
-        view = TurnView(turn_id)
-        view.message_ids = message_ids
+        view = TurnView(turn_id, metadata)
         view.peers = dict.fromkeys(tree.sockets.protocol_of(node.slot))
         stream = tree.streams.fresh(node.slot, turn_id, view)
         take: int | None = None

@@ -115,8 +115,8 @@ class Kernel:
     async def close(self) -> None:
         """Stop everything in order, make it durable, let the tasks end."""
         self.closing = True
-        for event in list(self._opening.values()):
-            await event.wait()
+        while waits := [*self._opening.values(), *self._leaving.values()]:
+            await waits[0].wait()
         remnants: list[Node] = []
         for tree in list(self.trees.values()):
             remnants += await self._leave(tree, final=True)
@@ -134,6 +134,11 @@ class Kernel:
             if worker is not None:
                 worker.stop()
         self.store.close()
+
+    def kill(self) -> None:
+        """Cancel every task at once, in no order: for tests of what a dead process leaves."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel(reason="the process dies")
 
     async def drain(self, *, timeout: float = 10.0) -> None:
         """Stop accepting new roots and calls, make all durable, leave runs for recovery."""
@@ -165,8 +170,8 @@ class Kernel:
         over = self._opening[key] = trio.Event()
         try:
             with trio.CancelScope(shield=True):
-                tree = await self._open(key, create=create)
-            return tree  # noqa: RET504  # a cancel scope may swallow, says mypy
+                opened = await self._open(key, create=create)
+            return opened  # noqa: RET504  # a cancel scope may swallow, says mypy
         finally:
             del self._opening[key]
             over.set()
@@ -222,10 +227,11 @@ class Kernel:
     def evict_root(self, tree: Tree) -> None:
         """Let a tree that does nothing sleep; its slot is in the host index."""
         if self._nursery is not None and tree.key not in self._leaving:
-            self._nursery.start_soon(self._sleep, tree)
+            self._nursery.start_soon(self.put_to_sleep, tree)
 
-    async def _sleep(self, tree: Tree) -> None:
-        if tree.key not in self._leaving and not tree.closed:
+    async def put_to_sleep(self, tree: Tree) -> None:
+        """Stop a tree in order and close its files, unless somebody came meanwhile."""
+        if tree.key not in self._leaving and not tree.closed and not tree.visitors:
             await self._leave(tree, final=True)
 
     async def destroy_root(self, tree: Tree) -> None:
@@ -372,7 +378,7 @@ class Kernel:
         }
 
 
-def _find_store(url: str, limits: Limits) -> Store:
+def find_store(url: str, limits: Limits) -> Store:
     """Return the store of a URL: its scheme names an entry point of `culet.stores`."""
     scheme, colon, rest = url.partition(":")
     found = {e.name: e for e in entry_points(group="culet.stores")}
@@ -409,7 +415,7 @@ async def open_kernel(
     """
     limits = limits or Limits()
     classes = Classes(roots, facets, Agent)
-    store = _find_store(storage, limits) if isinstance(storage, str) else storage
+    store = find_store(storage, limits) if isinstance(storage, str) else storage
     kernel = Kernel(
         classes, store, durability=durability, clock=clock or SystemClock(),
         chance=Chance(seed), limits=limits, idle_s=idle_s,

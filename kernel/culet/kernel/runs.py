@@ -370,16 +370,23 @@ class Runs:
     # ---- ending and showing
 
     def cancel(
-        self, owner: str, run_id: str, reason: str | None = None
+        self,
+        owner: str,
+        run_id: str,
+        reason: str | None = None,
+        *,
+        ending: Ending | None = None,
     ) -> Status | None:
-        """Cancel by id: the standing status, None when there is no such run."""
+        """Cancel by id: the standing status, None when there is no such run.
+
+        `ending` says otherwise how it ends (a budget that is over).
+        """
         sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
         rows = self.db.execute(sql, (owner, run_id))
         if not rows:
             return None
-        return self.tree.endings.cancel(
-            Subject("run", owner, run_id, rows[0][0]), reason
-        )
+        subject = Subject("run", owner, run_id, rows[0][0])
+        return self.tree.endings.cancel(subject, reason, ending)
 
     async def replay(self, owner: str, run_id: str, after: int) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, decoded; then end."""

@@ -14,7 +14,7 @@ A reader that is behind pulls pages; the last look and the switch to live are on
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import msgspec
 import trio
@@ -108,15 +108,19 @@ class RunView:
 
 @final
 class TurnView:
-    """A turn as the agent's own clients see it: chat response frames."""
+    """A turn as the agent's own clients see it: chat response frames.
+
+    `metadata` of an own turn may say `messageIds` and `continuation` of those frames.
+    """
 
     __slots__ = ("continuation", "message_ids", "peers", "stream")
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, metadata: Any = None) -> None:
+        said = metadata if isinstance(metadata, dict) else {}
         self.stream = stream
         self.peers: dict[Connection, None] = {}
-        self.continuation = False
-        self.message_ids: list[str] | None = None
+        self.continuation = bool(said.get("continuation"))
+        self.message_ids: list[str] | None = said.get("messageIds")
 
     def started(self, *, replay: bool) -> list[str]:
         """Return nothing: the chunks speak for themselves."""

@@ -20,7 +20,7 @@ from .calls import Stub, TreeTarget
 from .core import abort as core_abort
 from .core.limits import DEPTH_MAX
 from .core.path import PathStep, check_name
-from .endings import BELOW, Endings
+from .endings import BELOW, Ending, Endings
 from .errors import (
     CapacityError,
     ChildDidNotStop,
@@ -58,6 +58,9 @@ _CHILDREN: Final = (
 )
 
 
+Address = tuple[str | None, str, str]
+
+
 class NodeRow(NamedTuple):
     """A node as stored."""
 
@@ -67,6 +70,11 @@ class NodeRow(NamedTuple):
     class_name: str
     name: str
     state: str
+
+    @property
+    def address(self) -> Address:
+        """What the back-off of failed starts goes by: it outlives a slot."""
+        return self.parent, self.class_name, self.name
 
 
 class AbortReceipt(msgspec.Struct, frozen=True):
@@ -91,7 +99,7 @@ class Tree:
         self.visitors = 0
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
-        self._failures: dict[str, tuple[int, float]] = {}
+        self._failures: dict[Address, tuple[int, float]] = {}
         self.barrier = Barrier(
             store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed
         )
@@ -280,10 +288,14 @@ class Tree:
             node = self.nodes.get(slot)
             if node is not None and node.state is State.LIVE:
                 return node
-        else:
-            slot = self._make(parent, kind, name)
-        self.aborted.pop(slot, None)
-        return await self.wake(slot, props=props)
+            self.aborted.pop(slot, None)
+            return await self.wake(slot, props=props)
+        slot = self._make(parent, kind, name)
+        try:
+            return await self.wake(slot, props=props)
+        except FacetBroken:
+            self._unmake(slot)
+            raise
 
     def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
         check_name(name)
@@ -302,8 +314,10 @@ class Tree:
         self.emit("spawn", slot, name)
         return slot
 
-    def unmake(self, slot: str) -> None:
+    def _unmake(self, slot: str) -> None:
         """A first start failed: the row that nothing else names is taken back."""
+        if slot in self.nodes:  # somebody else has started it again
+            return
         with self.transaction():
             self.db.execute(
                 "DELETE FROM node WHERE slot = ?1 AND NOT EXISTS"
@@ -336,7 +350,7 @@ class Tree:
             )
             node = self.nodes.get(slot)
             if node is None:
-                if not await self._may_start(slot, parent):
+                if not await self._may_start(row, parent):
                     continue
                 node = self._start(slot, row, parent, props)
             if node.state is State.STARTING:
@@ -360,9 +374,9 @@ class Tree:
             return parent
         return await self.wake(slot)
 
-    async def _may_start(self, slot: str, parent: Node | None) -> bool:
+    async def _may_start(self, row: NodeRow, parent: Node | None) -> bool:
         """Wait for the back-off of failed starts; False: look again from the top."""
-        _count, not_before = self._failures.get(slot, (0, 0.0))
+        _count, not_before = self._failures.get(row.address, (0, 0.0))
         if trio.current_time() < not_before:
             await trio.sleep_until(not_before)
             return False
@@ -400,12 +414,14 @@ class Tree:
         finally:
             if me is not None:
                 me.waits_for = None
+        above = None if node.parent is None else node.parent.slot
+        address = (above, node.kind.name, node.name)
         if node.error is not None:
-            count = self._failures.get(node.slot, (0, 0.0))[0] + 1
+            count = self._failures.get(address, (0, 0.0))[0] + 1
             delay = 0.0 if count == 1 else min(0.05 * 2**count, 5.0)
-            self._failures[node.slot] = (count, trio.current_time() + delay)
+            self._failures[address] = (count, trio.current_time() + delay)
         else:
-            self._failures.pop(node.slot, None)
+            self._failures.pop(address, None)
 
     def forget(self, node: Node) -> None:
         """A node is gone: it leaves the books."""
@@ -632,7 +648,6 @@ class Tree:
         for slot in slots:
             self.streams.forget(slot)
             self.aborted.pop(slot, None)
-            self._failures.pop(slot, None)
         with self.transaction():
             self.db.execute(
                 BELOW + "DELETE FROM node WHERE slot IN (SELECT slot FROM sub)",
@@ -686,7 +701,8 @@ class Tree:
         """A budget is over: what still runs ends `interrupted`, told as such."""
         run = self.runs.get(taken.row.owner, taken.row.what)
         if run is not None and run.status == "running":
-            self.runs.cancel(taken.row.owner, taken.row.what, "budget-exceeded")
+            ending = Ending("interrupted", "budget-exceeded")
+            self.runs.cancel(taken.row.owner, taken.row.what, ending=ending)
         return True
 
     # ---- views of streams
@@ -707,7 +723,8 @@ class Tree:
             out.append(RunView(run))
         kind = self.kind_of(slot)
         if kind is not None and kind.cls.turn_frames:
-            out.append(TurnView(stream))
+            own = None if run is not None else self.fibers.get(slot, stream, None)
+            out.append(TurnView(stream, None if own is None else own.metadata))
         return out
 
     def end_of(self, slot: str, stream: str) -> End | None:

@@ -26,7 +26,7 @@ from .errors import (
     UsageError,
 )
 from .jobs import StartFailed, Taken
-from .node import Ambient, Node
+from .node import Ambient, Node, State
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Chunk = Mapping[str, Any]
 _encode = msgspec.json.Encoder().encode
 _ERROR_CHARS: Final = 2_000
+_REPORTS: Final = frozenset({"data-agent-progress", "data-agent-milestone"})
 
 
 @final
@@ -106,7 +107,8 @@ class Turn:
     `attempt` is 1, and more when the turn goes on after a crash; then `snapshot` is the
     last stash and `chunks()` what earlier attempts have said. What is set as `output`
     (any JSON value), `summary` and `usage` is the result; the default summary is the
-    text that was streamed. `fields` is for chat bases.
+    text that was streamed. `fields` and the members that are named after chat are for chat
+    bases.
     """
 
     def __init__(
@@ -129,6 +131,13 @@ class Turn:
         self.output: Any = None
         self.summary: str | None = None
         self.usage: Any = None
+        # what chat bases add
+        self.messages: list[dict[str, Any]] = []  # UI messages, the new ones included
+        self.trigger = "submit-message"
+        self.body: Mapping[str, Any] = {}  # the client's custom keys
+        self.client_tools: list[dict[str, Any]] = []
+        self.continuation = False  # it goes on in the last assistant message
+        self.message_id = ""  # of the assistant message that this turn writes
         self._node = node
         self._stream = stream
         self._taken = taken
@@ -182,8 +191,27 @@ class Turn:
             raise CapacityError(msg)
         if kind == "text-delta":
             self._text.append(str(chunk.get("delta", "")))
+        elif kind in _REPORTS:
+            self._tell_parent(chunk.get("data") or {})
         self._stream.stage(body.decode())
         self._node.tree.emit("turn:chunk", self._stream, kind)
+
+    def _tell_parent(self, data: Mapping[str, Any]) -> None:
+        """The parent's `on_progress` hears what was stored, if it is awake."""
+        parent = self._node.parent
+        if self.run_id is None or parent is None or not parent.kind.hears_progress:
+            return
+        run = self._node.tree.runs.get(parent.slot, self.run_id)
+        if run is not None and parent.state is State.LIVE:
+            progress = Progress(
+                fraction=data.get("fraction"),
+                message=data.get("message"),
+                phase=data.get("phase"),
+                milestone=data.get("name"),
+                data=data.get("data"),
+                sequence=self._stream.committed + len(self._stream.staged) + 1,
+            )
+            parent.hook(Ambient(parent), parent.agent.on_progress, run, progress)
 
     def report(self, progress: Progress) -> None:
         """Store progress: at most one frame in `limits.progress_s`, the last one kept."""
