@@ -1,1 +1,11 @@
 """The gateway."""
+
+from culet.kernel.core.path import ParsedPath as ParsedPath
+from culet.kernel.core.path import build_agent_path as build_agent_path
+from culet.kernel.core.path import build_agent_url as build_agent_url
+from culet.kernel.core.path import kebab as kebab
+from culet.kernel.core.path import parse_agent_path as parse_agent_path
+
+from .app import create_app as create_app
+from .app import install as install
+from .serve import serve as serve

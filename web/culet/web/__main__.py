@@ -1,0 +1,116 @@
+"""The command line `culet`: the composition root of what is run from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import trio
+from quart_trio import QuartTrio
+
+from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
+from culet.storage.doctor import examine
+
+from .app import create_app
+from .serve import serve
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_STUCK = 70  # code that would not stop was left behind
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    parser = argparse.ArgumentParser(prog="culet", description="Durable agents.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    args = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except UsageError as error:
+        print(f"culet: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except CuletError as error:
+        print(f"culet: {error}", file=sys.stderr)
+        return EXIT_STUCK if isinstance(error, ChildDidNotStop) else EXIT_ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+# ---- serve
+
+
+def _add_serve(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve an app or a kernel's agents")
+    parser.add_argument(
+        "target",
+        metavar="MODULE:NAME",
+        help="an app (create_app), or an opener: a function that returns open_kernel(…)",
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8787, help="0 for any free one")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    target = _load(args.target)
+    app = target if isinstance(target, QuartTrio) else create_app(target)
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    trio.run(_run_server, app, f"{host}:{args.port}")
+    return 0
+
+
+async def _run_server(app: QuartTrio, bind: str) -> None:
+    await serve(app, bind=bind)
+
+
+def _load(target: str) -> Any:
+    module_name, colon, name = target.partition(":")
+    if not colon:
+        raise UsageError(f"{target!r}: give MODULE:NAME")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"cannot load {target}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{target} is neither an app nor an opener")
+    return found
+
+
+# ---- doctor
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="check a folder that nobody has open")
+    parser.add_argument("dir", metavar="DIR")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    report = examine(args.dir)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        for tree in report.trees:
+            state = "ok" if not tree.problems else "; ".join(tree.problems)
+            print(f"{tree.root or tree.folder}: {tree.nodes} agents, {state}")
+        print("nothing is wrong" if report.ok else "problems were found")
+    return 0 if report.ok else EXIT_ERROR
+
+
+# Each adds one command, whose `run` default takes the parsed arguments.
+COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (_add_serve, _add_doctor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""The gateway's decisions, the same for HTTP and WebSockets, on every transport.
+
+Order: the raw target is parsed once, by one codec → Origin → `authenticate` → the
+kernel's gates (`admit`, then hop by hop). What ends before the kernel has woken nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, final
+from urllib.parse import urlsplit
+
+from culet.kernel.core.limits import Limits
+from culet.kernel.core.path import ParsedPath, parse_agent_path
+from culet.kernel.errors import CuletError, NotFound, UsageError
+from culet.kernel.http import Request, Response
+from culet.kernel.kernel import Kernel
+from culet.kernel.sockets import Connection
+from culet.kernel.visits import Admit, Visit, error_response, visit
+
+from .outbox import Close
+
+Authenticate = Callable[[Request], Awaitable[Any]]
+Origins = str | tuple[str, ...] | None
+Cors = bool | Mapping[str, str]
+_CORS: Final = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": "GET, POST, HEAD, OPTIONS",
+    "access-control-allow-headers": "*",
+    "access-control-max-age": "86400",
+}
+
+
+@final
+class Gateway:
+    """What one app knows of its kernel and of who may come in.
+
+    `origins`: None: pages of the same host only; "*": any; a tuple: exactly those. A
+    request without Origin comes from no browser and passes. `cors` adds headers (True:
+    the usual ones) to HTTP answers and lets foreign pages make HTTP requests.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        *,
+        prefix: str = "agents",
+        origins: Origins = None,
+        cors: Cors = False,
+        props: Any = None,
+        limits: Limits | None = None,
+        authenticate: Authenticate | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        if isinstance(origins, str) and origins != "*":
+            raise UsageError(f'origins is None, "*" or a tuple, not {origins!r}')
+        parse_agent_path("/", (), prefix)  # refuses a prefix that cannot be one
+        self._kernel = kernel
+        self.prefix = prefix
+        self.origins = origins
+        self.cors = _CORS if cors is True else dict(cors or {})
+        self.props = props
+        self.limits = limits or Limits()
+        self.authenticate, self.admit = authenticate, admit
+        self._lead = "/" + "/".join(part for part in prefix.split("/") if part) + "/"
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel; raises `UsageError` before it is open."""
+        if self._kernel is None:
+            raise UsageError("the kernel is not open yet")
+        return self._kernel
+
+    def serve(self, kernel: Kernel | None) -> None:
+        """Serve this kernel from now on, or none."""
+        self._kernel = kernel
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._kernel is not None and not self._kernel.closing
+
+    @property
+    def guarded(self) -> bool:
+        """Whether anything asks who comes in."""
+        return self.authenticate is not None or self.admit is not None
+
+    # ---- the steps
+
+    def owns(self, raw_path: str) -> bool:
+        """Whether a raw path is under the agents' prefix."""
+        return raw_path.startswith(self._lead)
+
+    def parse(self, raw_path: str) -> ParsedPath:
+        """Read a path under the prefix. Raises `UsageError` or `NotFound`."""
+        path = parse_agent_path(raw_path, self.kernel.classes.known, self.prefix)
+        if path is None:
+            raise NotFound("no agent is named")
+        return path
+
+    def allows(self, headers: Mapping[str, str]) -> bool:
+        """Whether the Origin of a request is one of ours."""
+        origin = headers.get("origin")
+        if origin is None or self.origins == "*":
+            return True
+        if self.origins is None:
+            return _same_host(origin, headers.get("host", ""))
+        return origin in self.origins
+
+    def refuse_upgrade(self, request: Request) -> Response | None:
+        """Return the HTTP answer to a handshake that must not become a WebSocket."""
+        if not self.allows(request.headers):
+            return Response("foreign origin", 403)
+        if request.query.get("__agents_transport", "cf-websocket") != "cf-websocket":
+            return Response("this transport is not supported", 400)
+        return None
+
+    async def enter(self, request: Request) -> Visit | Response:
+        """Let a request in, up to the agent that it names; a Response says why not."""
+        try:
+            path = self.parse(request.raw_path)
+            kernel = self.kernel
+        except CuletError as error:
+            return error_response(error)
+        if self.authenticate is not None:
+            try:
+                identity = await self.authenticate(request)
+            except CuletError as error:
+                return error_response(error)
+            except Exception as error:
+                error_id = kernel.report(
+                    "authenticate", None, error, name=request.raw_path
+                )
+                return Response(f"refused (error {error_id})", 500)
+            if isinstance(identity, Response):
+                return identity
+            request = request.replace(identity=identity)
+        return await visit(kernel, path, request, admit=self.admit, props=self.props)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one HTTP request on an agent's path."""
+        if self.cors and request.method == "OPTIONS":
+            return Response(b"", 200, self.cors)
+        if self.cors or self.allows(request.headers):
+            response = await self._answer(request)
+        else:
+            response = Response("foreign origin", 403)
+        for name, value in self.cors.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        visited = await self.enter(request)
+        if isinstance(visited, Response):
+            return visited
+        try:
+            return await visited.handle()
+        except CuletError as error:
+            return error_response(error)
+
+
+async def opened(kernel: Kernel, connection: Connection) -> Close | None:
+    """Run an agent's connect hooks; return how to close when they fail."""
+    try:
+        await connection.opened()
+    except CuletError as error:
+        status = error_response(error).status
+        return Close(close_code(status), f"refused ({status})")
+    except Exception as error:
+        error_id = kernel.report("connect", None, error, name=connection.uri)
+        return Close(1011, f"error {error_id}")
+    return None
+
+
+def close_code(status: int) -> int:
+    """Return the WebSocket close code that tells a client of a refusal.
+
+    4000 + status for 4xx, which stops the clients' reconnecting; 1011 otherwise.
+    """
+    return 4000 + status if 400 <= status < 500 else 1011
+
+
+def _same_host(origin: str, host: str) -> bool:
+    """Whether an Origin names the host (and port) that the request was sent to."""
+    try:
+        split = urlsplit(origin)
+    except ValueError:
+        return False
+    default = {"http": ":80", "https": ":443"}.get(split.scheme)
+    if default is None or not host:
+        return False
+    theirs, ours = split.netloc.lower(), host.lower()
+    return theirs.removesuffix(default) == ours.removesuffix(default)

@@ -1,0 +1,311 @@
+"""`serve`: one trio listener in front of two servers.
+
+WebSocket upgrades under the agents' prefix go to our own transport; everything else,
+first bytes replayed, goes to hypercorn, which serves the Quart-Trio app as it is.
+Upgrade requests for other paths are refused here: one byte after such a request ends
+hypercorn's whole server. And whatever a connection's handler raises ends that connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import math
+import signal
+import threading
+from collections import Counter
+from functools import partial
+from typing import Any, Final, cast, final
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import wrap_app
+from quart_trio import QuartTrio
+
+from culet.kernel.errors import UsageError
+
+from .app import gateway_of
+from .gateway import Gateway
+from .transport import RECEIVE_BYTES, Wire
+from .upgrade import open_socket, read_head
+
+log = logging.getLogger("culet.web")
+GRACE_S: Final = 3.0  # for requests and goodbyes when the server stops
+BACKLOG: Final = 1024
+_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+async def serve(
+    app: QuartTrio,
+    *,
+    bind: str = "127.0.0.1:8787",
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an app made by `create_app` until SIGINT, SIGTERM or cancellation.
+
+    `bind` is HOST:PORT, port 0 for any; `task_status.started` gets the URL. Returns when
+    clients were told and open requests had a moment to finish. Raises `UsageError` for
+    an address that cannot be had.
+    """
+    gateway = gateway_of(app)
+    host, port = split_bind(bind)
+    listeners = await _listen(host, port)
+    try:
+        await _Server(app, gateway).run(listeners, host, task_status)
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; raises `UsageError`."""
+    host, colon, port = bind.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"bind is HOST:PORT, not {bind!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} of {host} is taken: choose another with --port"
+            ) from error
+        raise UsageError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+@final
+class _Server:
+    def __init__(self, app: QuartTrio, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.limits = gateway.limits
+        self.wire = Wire(gateway.limits)
+        self.config = self._configure()
+        self.app = wrap_app(cast(Any, app), self.config.wsgi_max_body_size, "asgi")
+        self.open: Counter[str] = Counter()
+        self.total = 0
+        self.streams: set[trio.SocketStream] = set()
+        self.idle = trio.Event()
+
+    def _configure(self) -> Config:
+        config = Config()
+        config.accesslog = config.errorlog = None
+        config.keep_alive_timeout = self.limits.idle_s
+        config.h11_max_incomplete_size = self.limits.header_bytes
+        config.graceful_timeout = GRACE_S
+        config.include_server_header = False
+        return config
+
+    async def run(
+        self,
+        listeners: list[trio.SocketListener],
+        host: str,
+        task_status: trio.TaskStatus[str],
+    ) -> None:
+        """Accept until told to stop; then let what is open end in order."""
+        state: dict[str, Any] = {}
+        lifespan = Lifespan(self.app, self.config, state)
+        async with trio.open_nursery() as outer:
+            await outer.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            context = WorkerContext(None)
+            async with trio.open_nursery() as handlers:
+                handle = partial(self._handle, context, state)
+                async with trio.open_nursery() as accepting:
+                    handlers.start_soon(self.wire.flush)
+                    handlers.start_soon(self.wire.keep)
+                    await accepting.start(
+                        partial(
+                            trio.serve_listeners,
+                            handle,
+                            listeners,
+                            handler_nursery=handlers,
+                        )
+                    )
+                    url = _url(host, listeners)
+                    self._warn(host)
+                    log.info("serving on %s", url)
+                    task_status.started(url)
+                    await _stop_signal()
+                    accepting.cancel_scope.cancel(reason="the server stops")
+                await context.terminated.set()
+                await self._wind_down()
+                handlers.cancel_scope.cancel(reason="the server stops")
+            await lifespan.wait_for_shutdown()
+            outer.cancel_scope.cancel()
+
+    def _warn(self, host: str) -> None:
+        if not self.gateway.guarded and not _is_loopback(host):
+            log.warning(
+                "%s can be reached from other machines and there is neither "
+                "`authenticate` nor `admit`: anybody may use these agents",
+                host,
+            )
+
+    async def _wind_down(self) -> None:
+        """Say goodbye; what has not ended after the grace is closed."""
+        self.wire.close_all(1012, "the server restarts")
+        with trio.move_on_after(GRACE_S):
+            while self.total:
+                self.idle = trio.Event()
+                await self.idle.wait()
+        # hypercorn shields its sends: only a closed socket ends them
+        for stream in list(self.streams):
+            stream.socket.close()
+
+    # ---- one connection
+
+    async def _handle(
+        self, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
+    ) -> None:
+        """Serve one connection; nothing that goes wrong in it goes further."""
+        address = _address(stream)
+        limits = self.limits
+        if (
+            self.total >= limits.connections
+            or self.open[address] >= limits.connections_per_address
+        ):
+            await trio.aclose_forcefully(stream)
+            return
+        self.total += 1
+        self.open[address] += 1
+        self.streams.add(stream)
+        try:
+            await self._serve(context, state, stream)
+        except _GONE:
+            pass
+        except Exception as error:
+            if not _harmless(error):
+                log.exception("a connection from %s failed", address)
+        finally:
+            self.streams.discard(stream)
+            self.total -= 1
+            self.open[address] -= 1
+            if not self.open[address]:
+                del self.open[address]
+            self.idle.set()
+            await trio.aclose_forcefully(stream)
+
+    async def _serve(
+        self, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
+    ) -> None:
+        first = b""
+        with trio.move_on_after(self.limits.handshake_s):
+            first = await self._first_bytes(stream)
+        if not first:
+            return
+        head = read_head(first)
+        if head is not None and "websocket" in head.upgrade:
+            if self.gateway.owns(head.target.partition("?")[0]):
+                await open_socket(self.gateway, self.wire, stream, first)
+            else:
+                await _answer(stream, 404, "no WebSocket here")
+        else:
+            replayed = cast(Any, _Replayed(stream, first, self.limits.slow_client_s))
+            await TCPServer(self.app, self.config, context, cast(Any, state), replayed)
+
+    async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
+        """Read up to the end of the first request's head."""
+        first = b""
+        while b"\r\n\r\n" not in first:
+            data = await stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return b""
+            first += data
+            if len(first) > self.limits.header_bytes and b"\r\n\r\n" not in first:
+                await _answer(stream, 431, "the request's head is too large")
+                return b""
+        return first
+
+
+@final
+class _Replayed(trio.abc.HalfCloseableStream):
+    """A stream whose first bytes were read already, and whose sends have a deadline."""
+
+    def __init__(self, stream: trio.SocketStream, first: bytes, send_s: float) -> None:
+        self.socket = stream.socket  # hypercorn asks it for the addresses
+        self._stream, self._first, self._send_s = stream, first, send_s
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return the bytes read before, then what arrives."""
+        if self._first:
+            first, self._first = self._first, b""
+            await trio.lowlevel.checkpoint()
+            return first
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, or give the client up: the caller's scope is shielded."""
+        deadline = trio.move_on_after(self._send_s)
+        with deadline:
+            await self._stream.send_all(data)
+        if deadline.cancelled_caught:
+            self.socket.close()
+            raise trio.BrokenResourceError("the client does not read")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until there is room to send."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Send no more."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
+
+
+async def _answer(stream: trio.SocketStream, status: int, text: str) -> None:
+    body = text.encode() + b"\n"
+    head = (
+        f"HTTP/1.1 {status} {text}\r\nconnection: close\r\n"
+        f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    await stream.send_all(head.encode() + body)
+    await stream.send_eof()
+    with trio.move_on_after(1.0):
+        while await stream.receive_some(RECEIVE_BYTES):
+            pass
+
+
+async def _stop_signal() -> None:
+    """Return at the first SIGINT or SIGTERM; elsewhere than in the main thread, never."""
+    if threading.current_thread() is not threading.main_thread():
+        await trio.sleep(math.inf)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("stopping: %s", signal.Signals(number).name)
+            return
+
+
+def _address(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except (OSError, IndexError):
+        return "-"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _url(host: str, listeners: list[trio.SocketListener]) -> str:
+    port = listeners[0].socket.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _harmless(error: BaseException) -> bool:
+    """Whether an error says only that the client is gone."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_harmless, error.exceptions))
+    return isinstance(error, _GONE)

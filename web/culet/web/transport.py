@@ -1,0 +1,383 @@
+"""Our own WebSocket transport: one trio stream, one session, few system calls.
+
+`websockets`' sans-io protocol does the handshake, incoming frames and control frames;
+outgoing messages are framed once per blob and shared (`framing`). An agent's task never
+touches a socket: what it pushes makes the connection *dirty*, and the `Wire`, one task
+for all connections, gives each dirty one a single non-blocking write. A client that does
+not take it all is left to its own sender task, which belongs to the connection and can be
+cancelled. One more task looks after time: pings, idle and slow clients. So nothing here
+costs a task, an event or a timer per frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final, final
+
+import trio
+from websockets.frames import BINARY, CONT, TEXT
+from websockets.frames import Frame as WireFrame
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from culet.kernel.core.limits import Limits
+from culet.kernel.kernel import Kernel
+from culet.kernel.sockets import Connection
+
+from .framing import framed
+from .gateway import opened
+from .session import Session
+
+log = logging.getLogger("culet.web")
+RECEIVE_BYTES: Final = 64 << 10
+_DATA: Final = frozenset((TEXT, BINARY, CONT))
+LAST_S: Final = 1.0  # for the last words of a connection
+_QUIET: Final = logging.getLogger("culet.web.websocket")
+_QUIET.setLevel(logging.WARNING)  # it would log each opening and closing
+
+
+def new_protocol(limits: Limits) -> ServerProtocol:
+    """Return the sans-io half of one connection: no compression, bounded messages."""
+    return ServerProtocol(
+        max_size=limits.message_bytes,
+        logger=_QUIET,
+        select_subprotocol=lambda _self, offered: offered[0] if offered else None,
+    )
+
+
+def _write(fd: int, data: bytes | memoryview) -> int:
+    """Write what the socket takes now; 0 when it takes nothing."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        return 0
+
+
+def _write_nothing(fd: int, data: bytes | memoryview) -> int:
+    """Where sockets are no file descriptors every write is the sender task's."""
+    return 0
+
+
+_write_now = _write if os.name == "posix" else _write_nothing
+
+
+@final
+class Wire:
+    """What the connections of one server share: the flush, the clock, the counts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.links: dict[Link, None] = {}
+        self.cuts = 0
+        self._dirty: dict[Link, None] = {}
+        self._any = trio.Event()
+
+    def ready(self, link: Link) -> None:
+        """There is something to write to this connection. Never blocks."""
+        if not self._dirty:
+            self._any.set()
+        self._dirty[link] = None
+
+    async def flush(self) -> None:
+        """Write to whoever has something: once for all that a pass has pushed."""
+        wake_slice = self.limits.wake_slice
+        while True:
+            await self._any.wait()
+            self._any = trio.Event()
+            dirty, self._dirty = self._dirty, {}
+            for number, link in enumerate(dirty, 1):
+                link.flush()
+                if number % wake_slice == 0:
+                    await trio.lowlevel.checkpoint()
+
+    async def keep(self) -> None:
+        """Ping the quiet, cut the idle, the slow and those that will not close."""
+        limits = self.limits
+        pace = min(limits.ping_s, limits.idle_s, limits.slow_client_s, 4.0) / 4
+        while True:
+            await trio.sleep(pace)
+            now = trio.current_time()
+            for number, link in enumerate(list(self.links), 1):
+                link.look(now)
+                if number % limits.wake_slice == 0:
+                    await trio.lowlevel.checkpoint()
+
+    def close_all(self, code: int, reason: str) -> None:
+        """Say goodbye to everybody: the server stops."""
+        for link in list(self.links):
+            link.end(code, reason)
+
+
+@final
+class Link:
+    """One open WebSocket. Made after the handshake; `run` is its life."""
+
+    __slots__ = (
+        "_blocked",
+        "_close_by",
+        "_control",
+        "_drained",
+        "_heard_at",
+        "_moved_at",
+        "_parts",
+        "_pinged_at",
+        "_protocol",
+        "_rest",
+        "_scope",
+        "_socket",
+        "_stream",
+        "_text",
+        "_wake",
+        "_why",
+        "session",
+        "wire",
+    )
+
+    def __init__(
+        self, wire: Wire, stream: trio.SocketStream, protocol: ServerProtocol
+    ) -> None:
+        self.wire = wire
+        self.session: Session | None = None
+        self._stream, self._socket, self._protocol = stream, stream.socket, protocol
+        self._control: list[bytes] = []
+        self._parts: list[bytes] = []
+        self._text = True
+        self._rest: memoryview | None = None
+        self._blocked = False
+        self._wake, self._drained = trio.Event(), trio.Event()
+        self._scope = trio.CancelScope()
+        self._why = ""
+        self._close_by: float | None = None
+        now = trio.current_time()
+        self._heard_at = self._moved_at = self._pinged_at = now
+
+    # ---- what a session calls: only notes are taken
+
+    def ready(self) -> None:
+        """There is something to take."""
+        self.wire.ready(self)
+
+    def cut(self, why: str) -> None:
+        """Drop this client without a goodbye: it cannot be told."""
+        if not self._why:
+            self._why = why
+            self.wire.cuts += 1
+            self._scope.cancel(reason=why)
+
+    # ---- life
+
+    async def run(
+        self, kernel: Kernel, session: Session, connection: Connection
+    ) -> None:
+        """Be the connection until it ends; tells the kernel of the end."""
+        self.session = session
+        self.wire.links[self] = None
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send)
+                    nursery.start_soon(self._open, kernel, connection)
+                    await self._receive(connection)
+                    nursery.cancel_scope.cancel(reason="the client is gone")
+        finally:
+            del self.wire.links[self]
+            code, reason, clean = self._end()
+            session.lost(code, reason, was_clean=clean)
+
+    def _end(self) -> tuple[int, str, bool]:
+        """Return the close code, reason and whether both sides have said so."""
+        protocol = self._protocol
+        said = protocol.close_rcvd or protocol.close_sent
+        if said is None or protocol.close_rcvd is None:
+            code = said.code if said is not None else 1006
+            return code, self._why or (said.reason if said else ""), False
+        first = protocol.close_rcvd
+        if not protocol.close_rcvd_then_sent and protocol.close_sent is not None:
+            first = protocol.close_sent
+        return first.code, first.reason, True
+
+    async def _open(self, kernel: Kernel, connection: Connection) -> None:
+        """Run the agent's connect hooks; a failing one ends the socket."""
+        failure = await opened(kernel, connection)
+        if failure is not None:
+            self.end(*failure)
+
+    def end(self, code: int, reason: str) -> None:
+        """Close after what may leave by now."""
+        if self.session is not None:
+            self.session.close(code, reason, 0)
+        if self._close_by is None:
+            self._close_by = trio.current_time() + self.wire.limits.handshake_s
+
+    # ---- in
+
+    async def _receive(self, connection: Connection) -> None:
+        """Take what arrives until the stream ends or both sides have closed."""
+        protocol, stream = self._protocol, self._stream
+        while True:
+            self._take(connection)
+            if protocol.eof_sent:
+                await self._say_last()
+                return
+            await connection.room()
+            try:
+                data = await stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            self._heard_at = trio.current_time()
+            if not data:
+                return
+            protocol.receive_data(data)
+
+    def _take(self, connection: Connection) -> None:
+        """Hand over the messages that are complete; keep control frames to send."""
+        protocol = self._protocol
+        for event in protocol.events_received():
+            assert isinstance(event, WireFrame)
+            if self._close_by is None and event.opcode in _DATA:
+                self._data(connection, event)
+        parts = [part for part in protocol.data_to_send() if part]
+        if parts:
+            if self._blocked:
+                # a client that pings and does not read gets the latest answer only
+                self._control = parts[-1:]
+            else:
+                self._control += parts
+            self.ready()
+
+    def _data(self, connection: Connection, event: WireFrame) -> None:
+        data = bytes(event.data)
+        if event.opcode is not CONT:
+            self._text = event.opcode is TEXT
+            if event.fin:
+                self._hand(connection, data)
+                return
+        self._parts.append(data)
+        if event.fin:
+            parts, self._parts = self._parts, []
+            self._hand(connection, b"".join(parts))
+
+    def _hand(self, connection: Connection, data: bytes) -> None:
+        if not self._text:
+            connection.received(data)
+            return
+        try:
+            message = str(data, "utf-8")
+        except UnicodeDecodeError:
+            self._protocol.fail(1007, "text must be UTF-8")
+            return
+        connection.received(message)
+
+    # ---- out
+
+    def flush(self) -> None:
+        """Write once, without blocking, all that may leave."""
+        if self._blocked or self._socket.fileno() < 0:
+            return
+        try:
+            data = self._gather()
+            if not data:
+                return
+            sent = _write_now(self._socket.fileno(), data)
+        except OSError:
+            self.cut("the connection broke")
+            return
+        except Exception:
+            log.exception("cannot send")
+            self.cut("cannot send")
+            return
+        if sent < len(data):
+            self._rest = memoryview(data)[sent:]
+            self._blocked = True
+            self._moved_at = trio.current_time()
+            self._wake.set()
+        else:
+            self._landed()
+
+    def _gather(self) -> bytes:
+        """Return everything to write now: control frames, frames, the close."""
+        parts, self._control = self._control, []
+        session = self.session
+        if session is not None and self._protocol.state is OPEN:
+            blobs = session.take()
+            if len(blobs) == 1 and not parts and session.closing is None:
+                return framed(blobs[0])
+            parts += map(framed, blobs)
+            closing = session.closing
+            if closing is not None:
+                self._protocol.send_close(closing.code, closing.reason)
+                parts += self._protocol.data_to_send()
+                self._close_by = trio.current_time() + self.wire.limits.handshake_s
+        return b"".join(parts)
+
+    def _landed(self) -> None:
+        session = self.session
+        if session is not None:
+            session.landed()
+            if session.hungry:
+                self.ready()
+
+    async def _send(self) -> None:
+        """Write what a full socket did not take at once."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._rest:
+                try:
+                    sent = await self._socket.send(self._rest)
+                except OSError:
+                    self.cut("the connection broke")
+                    return
+                self._rest = self._rest[sent:]
+                self._moved_at = trio.current_time()
+            self._rest = None
+            self._blocked = False
+            self._drained.set()
+            self._landed()
+            self.flush()
+
+    async def _say_last(self) -> None:
+        """Send the last control frame and wait for the end of what the client sends.
+
+        Closing a socket that has unread bytes would reset it, and the client would
+        never read why.
+        """
+        self.flush()
+        with trio.move_on_after(LAST_S):
+            while self._blocked:
+                self._drained = trio.Event()
+                await self._drained.wait()
+            try:
+                await self._stream.send_eof()
+                while await self._stream.receive_some(RECEIVE_BYTES):
+                    pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+
+    # ---- time
+
+    def look(self, now: float) -> None:
+        """Do what time asks for."""
+        limits = self.wire.limits
+        heard = max(self._heard_at, self._moved_at)
+        if self._close_by is not None and now > self._close_by:
+            self.cut("did not close")
+        elif now - heard > limits.idle_s:
+            self.cut("idle")
+        elif (
+            self._blocked
+            and now - self._moved_at > limits.slow_client_s
+            and self.session is not None
+            and self.session.live
+        ):
+            self.cut("slow")
+        elif (
+            now - max(heard, self._pinged_at) > limits.ping_s
+            and not self._blocked
+            and self._protocol.state is OPEN
+        ):
+            self._pinged_at = now
+            self._protocol.send_ping(b"")
+            self._control += self._protocol.data_to_send()
+            self.ready()

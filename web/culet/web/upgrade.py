@@ -1,0 +1,149 @@
+"""From the first bytes of a connection to an open WebSocket on an agent.
+
+The client gives a handshake four seconds, and an agent may take longer to wake: so the
+socket is accepted first. What must not become a WebSocket (a foreign Origin, a bad
+handshake) is answered in HTTP; every later refusal is a close with a code that the
+clients understand.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+import trio
+from websockets.http11 import Request as WireRequest
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from culet.kernel.errors import CuletError
+from culet.kernel.http import Request, Response
+from culet.kernel.visits import Visit, error_response
+
+from .gateway import Gateway, close_code
+from .session import Session
+from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
+
+log = logging.getLogger("culet.web")
+_END: Final = b"\r\n\r\n"
+
+
+class Head(NamedTuple):
+    """What decides where a connection goes. `target` is raw; `upgrade` is lower case."""
+
+    target: str
+    upgrade: str
+
+
+def read_head(head: bytes) -> Head | None:
+    """Read the head of an HTTP/1 request; None when it is not one."""
+    lines = head.partition(_END)[0].split(b"\r\n")
+    words = lines[0].split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        return None
+    upgrade = ""
+    for line in lines[1:]:
+        name, _colon, value = line.partition(b":")
+        if name.strip().lower() == b"upgrade":
+            upgrade = value.decode("latin-1").strip().lower()
+    return Head(words[1].decode("latin-1"), upgrade)
+
+
+async def open_socket(
+    gateway: Gateway, wire: Wire, stream: trio.SocketStream, first: bytes
+) -> None:
+    """Do the handshake that `first` begins, and be the WebSocket until it ends."""
+    protocol = new_protocol(wire.limits)
+    head, end, rest = first.partition(_END)
+    request = await _shake_hands(gateway, stream, protocol, head + end)
+    if request is None:
+        return
+    if rest:
+        protocol.receive_data(rest)
+    visited = await gateway.enter(request)
+    refusal = (
+        await _converse(gateway, wire, stream, protocol, request, visited)
+        if isinstance(visited, Visit)
+        else visited
+    )
+    if refusal is not None:
+        reason = f"connection refused ({refusal.status})"
+        await _refuse(stream, protocol, close_code(refusal.status), reason)
+
+
+async def _converse(
+    gateway: Gateway,
+    wire: Wire,
+    stream: trio.SocketStream,
+    protocol: ServerProtocol,
+    request: Request,
+    visit: Visit,
+) -> Response | None:
+    """Run the session; a Response says that it could not begin."""
+    kernel = gateway.kernel
+    link = Link(wire, stream, protocol)
+    session = Session(visit.gate, wire.limits, link.ready, link.cut)
+    connection_id = request.query.get("_pk") or kernel.chance.id()
+    try:
+        connection = visit.connect(session, connection_id)
+    except CuletError as error:
+        return error_response(error)
+    session.connection = connection
+    await link.run(kernel, session, connection)
+    return None
+
+
+async def _shake_hands(
+    gateway: Gateway, stream: trio.SocketStream, protocol: ServerProtocol, head: bytes
+) -> Request | None:
+    """Accept the handshake, or answer it in HTTP and return None."""
+    protocol.receive_data(head)
+    event = next(iter(protocol.events_received()), None)
+    if not isinstance(event, WireRequest):
+        protocol.send_response(protocol.reject(400, "bad request\n"))
+        await _say(stream, protocol)
+        return None
+    request = kernel_request(event)
+    refusal = gateway.refuse_upgrade(request)
+    if refusal is None:
+        protocol.send_response(protocol.accept(event))
+    else:
+        assert isinstance(refusal.body, bytes)
+        protocol.send_response(protocol.reject(refusal.status, refusal.body.decode()))
+    await _say(stream, protocol)
+    return request if protocol.state is OPEN else None
+
+
+def kernel_request(event: WireRequest) -> Request:
+    """Return the handshake as gates and agents see it."""
+    headers: dict[str, str] = {}
+    for name, value in event.headers.raw_items():
+        name = name.lower()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return Request("GET", event.path, headers=headers)
+
+
+async def _say(stream: trio.SocketStream, protocol: ServerProtocol) -> None:
+    data = b"".join(protocol.data_to_send())
+    if data:
+        await stream.send_all(data)
+
+
+async def _refuse(
+    stream: trio.SocketStream, protocol: ServerProtocol, code: int, reason: str
+) -> None:
+    """Close an accepted socket, and read until the client has closed as well."""
+    if protocol.state is not OPEN:
+        return
+    protocol.send_close(code, reason)
+    with trio.move_on_after(LAST_S):
+        await _say(stream, protocol)
+        while not protocol.eof_sent:
+            data = await stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            protocol.receive_data(data)
+            protocol.events_received()
+        await stream.send_eof()
+        while await stream.receive_some(RECEIVE_BYTES):
+            pass
