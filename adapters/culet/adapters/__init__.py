@@ -1,1 +1,17 @@
-"""Chat bases and models."""
+"""Chat bases, the models behind them, and what adapter authors need."""
+
+from culet.adapters.aichat import AgentToolRequest as AgentToolRequest
+from culet.adapters.aichat import AIChatAgent as AIChatAgent
+from culet.adapters.aichat import ChatRecovery as ChatRecovery
+from culet.adapters.aichat import ChatRecoveryOptions as ChatRecoveryOptions
+from culet.adapters.aichat import Submission as Submission
+from culet.adapters.aichat import TurnResult as TurnResult
+from culet.adapters.chat import ChatResponse as ChatResponse
+from culet.adapters.extractive import ExtractiveModel as ExtractiveModel
+from culet.adapters.model import Model as Model
+from culet.adapters.model import ModelRequest as ModelRequest
+from culet.adapters.scripted import ScriptedModel as ScriptedModel
+from culet.adapters.think import Think as Think
+from culet.adapters.tooling import Tool as Tool
+from culet.adapters.tooling import ToolContext as ToolContext
+from culet.adapters.tooling import tool as tool

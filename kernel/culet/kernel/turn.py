@@ -213,6 +213,11 @@ class Turn:
             )
             parent.hook(Ambient(parent), parent.agent.on_progress, run, progress)
 
+    async def room(self) -> None:
+        """Wait while too much is staged: for code that calls `say` itself."""
+        if self._stream.full:
+            await self._stream.room()
+
     def report(self, progress: Progress) -> None:
         """Store progress: at most one frame in `limits.progress_s`, the last one kept."""
         tree = self._node.tree

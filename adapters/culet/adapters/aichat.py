@@ -1,0 +1,353 @@
+"""`AIChatAgent`: an agent that people chat with, and that can be run as a tool.
+
+Write `on_chat_message`, an async generator of UI chunks. Messages, streams that clients
+resume, stop, clear, the queue of turns and their recovery are the base's. A turn whose
+process ended goes on as the same turn: `turn.attempt` is more than 1 and
+`turn.chunks()` is what was said already.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, Literal, cast
+
+import msgspec
+import trio
+
+from culet.adapters import messages as rules
+from culet.adapters.chat import LANE, Chat, ChatResponse
+from culet.adapters.messages import Message
+from culet.kernel import Agent, Chunk, Request, Response, Turn
+from culet.kernel.core import clientframes as client
+from culet.kernel.core import frames
+from culet.kernel.core.chunks import text_of
+from culet.kernel.core.run import Status
+from culet.kernel.endings import Ending
+from culet.kernel.errors import UsageError
+from culet.kernel.ports import Blob
+from culet.kernel.sockets import Connection
+from culet.kernel.streams import End
+
+log = logging.getLogger("culet.adapters")
+
+
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn ended that was waited for."""
+
+    request_id: str
+    status: Status
+    error: str | None = None
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that is owed. `accepted` is False when the key was known already."""
+
+    request_id: str
+    accepted: bool
+    status: Status
+
+
+class AgentToolRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `format_agent_tool_input` is told beside the input."""
+
+    run_id: str
+    identity: Any = None
+
+
+class ChatRecovery(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that is about to go on after its process ended.
+
+    `kind` is `retry` when nothing of it was stored, else `continue`.
+    """
+
+    request_id: str
+    attempt: int
+    kind: Literal["retry", "continue"]
+    partial_text: str
+    partial_parts: list[dict[str, Any]]
+    snapshot: Any
+    messages: list[Message]
+
+
+class ChatRecoveryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `on_chat_recovery` may choose. A partial with tool results is always kept."""
+
+    go_on: bool = True
+    persist: bool = True
+
+
+class AIChatAgent(Agent):
+    """Base of chat agents; see the module."""
+
+    __culet_base__: ClassVar[bool] = True
+    turn_lane = LANE
+    turn_frames = True
+    resumable = True
+
+    _chat: Chat
+    _hears_response: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a subclass that hides what the base needs."""
+        super().__init_subclass__()
+        ours = "__culet_base__" in vars(cls)
+        for name in () if ours else vars(cls).keys() & _OWN:
+            msg = f"{cls.__name__}.{name} hides a member of AIChatAgent"
+            raise UsageError(msg)
+        cls._hears_response = cls.on_chat_response is not AIChatAgent.on_chat_response
+
+    # ---- hooks
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        """Answer `turn.messages`: an async generator of UI chunks."""
+        msg = f"{type(self).__name__} has no on_chat_message"
+        raise UsageError(msg)
+        yield {}
+
+    async def on_chat_response(self, result: ChatResponse) -> None:
+        """Called once when a turn has ended in this life of the agent."""
+
+    async def on_chat_recovery(self, ctx: ChatRecovery) -> ChatRecoveryOptions | None:
+        """Called before a turn goes on after a crash; None: it does."""
+        return None
+
+    async def on_chat_cleared(self) -> None:
+        """Called when the history was cleared; runs are kept unless this clears them."""
+
+    def format_agent_tool_input(self, input: Any, request: AgentToolRequest) -> Any:  # noqa: A002
+        """Return what a run's input is for the model: a text, or UI messages."""
+        return rules.input_text(input)
+
+    def get_agent_tool_output(self, run_id: str) -> Any:
+        """Return the output of a run, a JSON value; None: it has a summary only."""
+        return None
+
+    def get_agent_tool_summary(self, run_id: str, output: Any) -> str:
+        """Return the summary of a run: the text of its answer, else its output."""
+        message = self._chat.transcript.get(rules.reply_id(run_id))
+        text = text_of(message["parts"]) if message else ""
+        if text or output is None:
+            return text
+        return output if isinstance(output, str) else _json(output)
+
+    async def on_request(self, request: Request) -> Response:
+        """Answer `GET …/get-messages`; an override calls this for what is not its own."""
+        if request.path.rstrip("/").rpartition("/")[2] == "get-messages":
+            body = f"[{','.join(self._chat.transcript.texts())}]"
+            return Response(body.encode(), 200, {"content-type": "application/json"})
+        return await super().on_request(request)
+
+    # ---- what an agent does with its chat
+
+    @property
+    def messages(self) -> list[Message]:
+        """The stored UI messages, oldest first; a copy."""
+        return self._chat.transcript.all()
+
+    async def save_messages(
+        self,
+        messages: Any,  # a list, or a function of the stored messages
+        *,
+        body: dict[str, Any] | None = None,
+    ) -> TurnResult:
+        """Add messages, run a turn after those that are queued, and wait for its end.
+
+        A function gets the stored messages and returns the new ones. Cancelling the
+        caller does not stop the turn.
+        """
+        self._chat.refuse_inside_turn()
+        given = messages(self.messages) if callable(messages) else messages
+        return await self._joined(self._chat.ask(_checked(given), body=body))
+
+    async def submit_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        idempotency_key: str | None = None,
+        body: dict[str, Any] | None = None,
+    ) -> Submission:
+        """Owe a turn and return at once; the same key is the same turn, whatever it holds."""
+        given = _checked(messages)
+        if not given:
+            raise UsageError("submit_messages wants at least one message")
+        fibers, slot = self._node.tree.fibers, self._node.slot
+        known = (
+            None if idempotency_key is None
+            else fibers.get(slot, None, idempotency_key)
+        )  # fmt: skip
+        request_id = self._chat.ask(given, body=body, key=idempotency_key)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        row = fibers.get(slot, request_id, None)
+        assert row is not None
+        return Submission(
+            request_id=request_id, accepted=known is None, status=row.status
+        )
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        """Upsert messages by id, without a turn; the clients see them."""
+        self._chat.add(_checked(messages))
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def continue_last_turn(
+        self, *, body: dict[str, Any] | None = None
+    ) -> TurnResult:
+        """Run a turn that goes on in the last assistant message."""
+        self._chat.refuse_inside_turn()
+        last = self._chat.transcript.last_assistant()
+        if last is None:
+            raise UsageError("there is no assistant message to go on in")
+        return await self._joined(self._chat.ask([], body=body, continues=last))
+
+    async def clear_messages(self) -> None:
+        """Forget the history; turns that go on are stopped, clients are told."""
+        self._chat.clear()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _joined(self, request_id: str) -> TurnResult:
+        row = await self._node.tree.fibers.join(self._node.slot, request_id)
+        return TurnResult(request_id=row.id, status=row.status, error=row.error)
+
+    # ---- a turn
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        """Drive `on_chat_message` for a chat turn or a run."""
+        note = await self._chat.begin(turn)
+        if turn.attempt > 1 and not await self._goes_on(turn):
+            return
+        begun = bool(turn.chunks())
+        async with aclosing(cast(Any, self.on_chat_message(turn))) as chunks:
+            async for chunk in chunks:
+                is_start = chunk.get("type") == "start"
+                if not begun:
+                    begun = True
+                    yield self._start(chunk if is_start else {"type": "start"}, turn)
+                    self._chat.announce(turn.request_id)
+                if not is_start:  # a later one would begin the message anew
+                    yield chunk
+        if self._chat.transcript.noted(turn.request_id) is None:
+            return  # cleared meanwhile
+        self._chat.store_reply(turn.request_id)
+        if turn.run_id is not None:
+            await self._result(turn, turn.run_id, note.message_id)
+
+    def _start(self, chunk: Chunk, turn: Turn) -> Chunk:
+        """Name the message that this stream makes; a continuation goes on in its own."""
+        if turn.continuation:
+            return {k: v for k, v in chunk.items() if k != "messageId"}
+        turn.message_id = chunk.get("messageId") or turn.message_id
+        return {**chunk, "messageId": turn.message_id}
+
+    async def _goes_on(self, turn: Turn) -> bool:
+        """Ask the hook whether a turn goes on after a crash; if not, it ends here."""
+        told = turn.chunks()
+        turn.message_id = rules.message_id_of(told, turn.message_id)
+        self._chat.announce(turn.request_id)
+        message = rules.assistant_message(turn.message_id, told, ended=None)
+        parts = message["parts"] if message else []
+        ctx = ChatRecovery(
+            request_id=turn.request_id, attempt=turn.attempt,
+            kind="continue" if parts else "retry", partial_text=text_of(parts),
+            partial_parts=parts, snapshot=turn.snapshot, messages=turn.messages,
+        )  # fmt: skip
+        choice = await self.on_chat_recovery(ctx) or ChatRecoveryOptions()
+        if choice.go_on:
+            blob = Blob(frames.chat_recovering(False, turn.request_id))
+            self._node.tree.sockets.push_all(self._node.slot, blob)
+            return True
+        if not choice.persist and not rules.has_tool_results(parts):
+            self._chat.transcript.forget([turn.request_id])
+        subject = self._node.tree.endings.subject(self._node.slot, turn.request_id)
+        if subject is not None:
+            ending = Ending("interrupted", "not-resumed")
+            self._node.tree.endings.settle(subject, ending, turn._taken)
+        return False
+
+    async def _input_messages(self, turn: Turn) -> list[Message]:
+        assert turn.run_id is not None
+        request = AgentToolRequest(run_id=turn.run_id, identity=turn.identity)
+        value = await _value(self.format_agent_tool_input(turn.input, request))
+        return rules.input_messages(value, turn.run_id)
+
+    async def _result(self, turn: Turn, run_id: str, message_id: str) -> None:
+        """Set output and summary of a run, from what its author's hooks say."""
+        if turn.output is None:
+            turn.output = await _value(self.get_agent_tool_output(run_id))
+        if turn.summary is None:
+            value = self.get_agent_tool_summary(run_id, turn.output)
+            turn.summary = await _value(value)
+
+    # ---- the kernel's extension points
+
+    async def _prepare(self) -> None:
+        self._chat = Chat(self)
+
+    def _hello(self, connection: Connection) -> list[str]:
+        return self._chat.hello(connection)
+
+    def _ended(self, stream_id: str, end: End) -> None:
+        self._chat.ended(stream_id, end)
+
+    def _frame(self, connection: Connection, frame: Any) -> bool:
+        match frame:
+            case client.ChatRequest():
+                self._chat.accept(frame, connection)
+            case client.Cancel():
+                self._chat.cancel(frame.id)
+            case client.Clear():
+                self._chat.clear(without=connection)
+            case client.ChatMessages():
+                self._chat.add(frame.messages, without=connection)
+            case client.ResumeRequest():
+                self._chat.probe(frame.probe_id, connection)
+            case client.ResumeAck():
+                self._chat.acknowledge(frame.id, connection)
+            case client.ToolResult() | client.ToolApproval():
+                log.info("ignored a client's answer to %s", frame.tool_call_id)
+            case _:
+                return False
+        return True
+
+
+def _checked(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages; raises `UsageError` for what is no list of UI messages."""
+    found = client.ui_messages(list(messages))
+    if found is None or not all(m["id"] for m in found):
+        msg = "messages are UI messages: mappings with id, role and parts"
+        raise UsageError(msg)
+    return found
+
+
+async def _value(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_OWN = frozenset(
+    [
+        "messages",
+        "save_messages",
+        "submit_messages",
+        "add_messages",
+        "continue_last_turn",
+        "clear_messages",
+        "on_turn",
+        "turn_lane",
+        "turn_frames",
+        "_chat",
+        "_prepare",
+        "_hello",
+        "_ended",
+        "_frame",
+        "_start",
+        "_goes_on",
+        "_input_messages",
+        "_result",
+        "_joined",
+    ]
+)

@@ -1,0 +1,450 @@
+"""The shell of a chat base: turns that are owed, their messages, what clients are told.
+
+A request is one step: its messages are stored, the place of the reply is reserved, the
+turn is owed, the other clients get the transcript. The turn writes its stream; the step
+that ends it, however it ends, folds the stream into the assistant message. Clients get
+the transcript after the last chunk and before the terminal frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from culet.adapters import messages as rules
+from culet.adapters.messages import Message
+from culet.adapters.transcript import Note, Transcript
+from culet.kernel.core import clientframes as client
+from culet.kernel.core import frames
+from culet.kernel.endings import Ending, Subject
+from culet.kernel.errors import CapacityError, StorageError, UsageError
+from culet.kernel.node import Ambient, ambient
+from culet.kernel.ports import Blob
+from culet.kernel.sockets import Connection
+from culet.kernel.streams import Cursor, End, Stream, TurnView
+from culet.kernel.turn import Turn
+
+if TYPE_CHECKING:
+    from culet.adapters.aichat import AIChatAgent
+
+log = logging.getLogger("culet.adapters")
+LANE: Final = "chat"
+_TURNS: Final = (
+    "SELECT what FROM job WHERE owner = ? AND kind = 'turn' AND lane = ?"
+    " ORDER BY held IS NULL, due_at, id"
+)
+_STREAMS: Final = "SELECT id FROM fiber WHERE owner = ? AND kind = 'turn'"
+
+
+class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What `on_chat_response` is told of a turn that has ended."""
+
+    request_id: str
+    status: str
+    message: Message | None = None
+    continuation: bool = False
+    error: str | None = None
+
+
+@final
+class Chat:
+    """The chat of one live agent. Made anew each time that it wakes."""
+
+    def __init__(self, agent: AIChatAgent) -> None:
+        self.agent = agent
+        self.node = agent._node
+        self.tree = self.node.tree
+        self.slot = self.node.slot
+        self.transcript = Transcript(self.node.db)
+        self._origins: dict[str, Connection] = {}  # who asked for a turn
+        self._waiting: dict[str, dict[Connection, None]] = {}  # told `pending`
+        self._following: dict[str, dict[Connection, None]] = {}  # have acknowledged
+        self._reconcile()
+
+    def _reconcile(self) -> None:
+        """Store the messages of turns that ended while this agent was not awake."""
+        for request_id in self.transcript.all_noted():
+            end = self.tree.end_of(self.slot, request_id)
+            if end is not None:
+                self._keep(request_id, end)
+                if end.status in ("error", "interrupted"):
+                    self.transcript.set_unseen(request_id)
+        self.tree.touched()
+
+    # ---- asking for turns
+
+    def accept(self, frame: client.ChatRequest, connection: Connection) -> None:
+        """Take a client's request: one step. A known id is never a second turn."""
+        if self.tree.endings.subject(self.slot, frame.id) is not None:
+            self._again(frame.id, connection)
+            return
+        roles = self.transcript.roles()
+        merged = rules.merge(roles, frame.messages)
+        try:
+            self._check_room(roles, merged.put, len(merged.delete))
+        except CapacityError as error:
+            text = str(error)
+            connection.say(frames.chat_response(frame.id, text, done=True, error=True))
+            return
+        fields: dict[str, Any] = {"trigger": frame.trigger}
+        if frame.body:
+            fields["body"] = frame.body
+        if frame.client_tools:
+            fields["clientTools"] = frame.client_tools
+        if frame.trigger == "regenerate-message" and frame.messages:
+            fields["leaf"] = frame.messages[-1]["id"]
+        with self.node.db.transaction():
+            self.transcript.delete(merged.delete)
+            self.transcript.put(merged.put)
+            self._note(frame.id, None)
+        self._origins[frame.id] = connection
+        ids = rules.trailing_user_ids(frame.messages)
+        self._owe(frame.id, fields, connection.identity, {"messageIds": ids})
+        self.tell(without=connection)
+
+    def _again(self, request_id: str, connection: Connection) -> None:
+        """A request came twice: this client gets its stream, unless it hears it."""
+        subject = self.tree.endings.subject(self.slot, request_id)
+        if subject is not None and subject.kind == "turn":
+            view = self._view(request_id)
+            if view is None or connection not in view.peers:
+                self._replay(request_id, connection)
+
+    def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        body: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        continues: Message | None = None,
+    ) -> str:
+        """Owe a turn that the agent itself asks for; returns its request id."""
+        self.node.check()
+        if key is not None:
+            known = self.tree.fibers.get(self.slot, None, key)
+            if known is not None:
+                return known.id
+        roles = self.transcript.roles()
+        self._check_room(roles, messages, 0)
+        here = ambient.get()
+        request_id = self.tree.kernel.chance.id()
+        fields: dict[str, Any] = {"trigger": "submit-message"}
+        if body:
+            fields["body"] = dict(body)
+        with self.node.db.transaction():
+            self.transcript.put(messages)
+            self._note(request_id, continues)
+        about: dict[str, Any] = {"messageIds": rules.trailing_user_ids(messages)}
+        if continues is not None:
+            about = {"continuation": True}
+        identity = None if here is None else here.identity
+        self._owe(request_id, fields, identity, about, key)
+        self.tell()
+        return request_id
+
+    def _note(self, request_id: str, continues: Message | None) -> None:
+        place = self.transcript.reserve()
+        note = Note(place, rules.reply_id(request_id))
+        if continues is not None:
+            note = Note(place, continues["id"], continuation=True, base=continues)
+        self.transcript.note(request_id, note)
+        self.transcript.set_unseen(None)
+
+    def _owe(
+        self,
+        request_id: str,
+        fields: Mapping[str, Any],
+        identity: Any,
+        about: Mapping[str, Any],
+        key: str | None = None,
+    ) -> None:
+        payload: dict[str, Any] = {"fields": dict(fields)}
+        if identity is not None:
+            payload["identity"] = identity
+        self.tree.fibers.start_turn(
+            self.node, request_id, name="chat", lane=LANE, payload=payload, key=key,
+            metadata=dict(about),
+        )  # fmt: skip
+
+    def add(
+        self, messages: Sequence[Message], *, without: Connection | None = None
+    ) -> None:
+        """Upsert messages by id and tell the clients."""
+        self.node.check()
+        self._check_room(self.transcript.roles(), messages, 0)
+        with self.node.db.transaction():
+            self.transcript.put(messages)
+        self.tree.touched()
+        self.tell(without=without)
+
+    def _check_room(
+        self, roles: Mapping[str, str], put: Sequence[Message], fewer: int
+    ) -> None:
+        limit = self.tree.kernel.limits.messages_per_chat
+        fresh = sum(m["id"] not in roles for m in put)
+        if len(roles) - fewer + fresh >= limit:
+            msg = f"the chat has {len(roles)} messages, the limit is {limit}"
+            raise CapacityError(msg)
+
+    def refuse_inside_turn(self) -> None:
+        """Refuse to wait for a turn from inside a turn of the same agent."""
+        here = ambient.get()
+        if here is not None and here.turn is not None and here.node is self.node:
+            msg = "a turn cannot wait for the next one: use submit_messages"
+            raise UsageError(msg)
+
+    # ---- a turn
+
+    async def begin(self, turn: Turn) -> Note:
+        """Give a turn what it works with; a run's input becomes a message."""
+        note = self.transcript.noted(turn.request_id)
+        if turn.run_id is not None and note is None:
+            note = await self._begin_run(turn)
+        if note is None:
+            raise CapacityError("the chat was cleared")
+        fields = turn.fields
+        if turn.attempt == 1 and "leaf" in fields:
+            self.transcript.cut(fields["leaf"], note.place)
+            self.tree.touched()
+        before = self.transcript.all(note.place)
+        turn.messages = [
+            m for m in before if note.continuation or m["id"] != note.message_id
+        ]
+        turn.trigger = fields.get("trigger", "submit-message")
+        turn.body = fields.get("body") or {}
+        turn.client_tools = fields.get("clientTools") or []
+        turn.continuation = note.continuation
+        turn.message_id = note.message_id
+        return note
+
+    async def _begin_run(self, turn: Turn) -> Note:
+        assert turn.run_id is not None
+        given = await self.agent._input_messages(turn)
+        for message in given:
+            if client.ui_messages([message]) is None:
+                msg = "format_agent_tool_input returns a text or UI messages"
+                raise UsageError(msg)
+        note = self.transcript.noted(turn.request_id)
+        if note is None:
+            self._check_room(self.transcript.roles(), given, 0)
+            with self.node.db.transaction():
+                self.transcript.put(given)
+                self._note(turn.request_id, None)
+                note = self.transcript.noted(turn.request_id)
+            self.tree.touched()
+            self.tell()
+        assert note is not None
+        return note
+
+    def announce(self, request_id: str) -> None:
+        """The first chunk is said: who was told `pending` is offered the stream."""
+        view = self._view(request_id)
+        for connection in self._waiting.pop(request_id, ()):
+            if connection is self._origins.get(request_id):
+                continue  # it hears its own request from the first chunk on
+            if view is not None:
+                view.peers.pop(connection, None)
+            connection.say(frames.stream_resuming(request_id))
+
+    def store_reply(self, request_id: str) -> Message | None:
+        """Store the message as it will be when the turn completes. Tells nobody."""
+        message = self._fold(request_id, "completed")
+        note = self.transcript.noted(request_id)
+        if message is not None and note is not None:
+            self.transcript.put_at(note.place, message)
+            self.tree.touched()
+        return message
+
+    def ended(self, request_id: str, end: End) -> None:
+        """A turn ended: its message is stored in this step, clients hear of it in order."""
+        origin = self._origins.pop(request_id, None)
+        note = self.transcript.noted(request_id)
+        for connection in self._waiting.pop(request_id, ()):
+            connection.say(frames.stream_none())
+        self._following.pop(request_id, None)
+        if note is None:
+            return
+        try:
+            message = self._keep(request_id, end)
+            if end.status in ("error", "interrupted") and not self._seen(request_id):
+                self.transcript.set_unseen(request_id)
+        except StorageError as error:  # stored when this agent wakes again
+            self.tree.kernel.report("message", self.node, error, name=request_id)
+            return
+        everybody = note.continuation or origin is None
+        tell = partial(self.tell, without=None if everybody else origin)
+        self.tree.barrier.after.append(tell)
+        self.tree.touched()
+        if self.agent._hears_response:
+            result = ChatResponse(
+                request_id=request_id, status=end.status, message=message,
+                continuation=note.continuation, error=end.error,
+            )  # fmt: skip
+            ctx = Ambient(self.node)
+            self.node.hook(ctx, self.agent.on_chat_response, result)
+
+    def _seen(self, request_id: str) -> bool:
+        view = self._view(request_id)
+        return view is not None and bool(view.peers)
+
+    def _keep(self, request_id: str, end: End) -> Message | None:
+        """Store a turn's message for good and drop its note."""
+        note = self.transcript.noted(request_id)
+        message = self._fold(request_id, end.status)
+        with self.node.db.transaction():
+            if message is not None and note is not None:
+                self.transcript.put_at(note.place, message)
+            self.transcript.forget([request_id])
+        self.tree.touched()
+        return message
+
+    def _fold(self, request_id: str, ended: str | None) -> Message | None:
+        note = self.transcript.noted(request_id)
+        if note is None:
+            return None
+        stream = self.tree.streams.find(self.slot, request_id)
+        if stream is None:  # ended in a former life: read it, keep no object
+            stream = Stream(self.tree, self.slot, request_id, fresh=False)
+        stream.flush()
+        chunks = [msgspec.json.decode(body) for body in stream.bodies()]
+        message_id = note.message_id
+        if not note.continuation:
+            message_id = rules.message_id_of(chunks, message_id)
+        return rules.assistant_message(message_id, chunks, ended=ended, base=note.base)
+
+    # ---- what clients are told
+
+    def tell(self, *, without: Connection | None = None) -> None:
+        """Send the transcript to all clients but one."""
+        if not any(c is not without for c in self.tree.sockets.of(self.slot)):
+            return
+        blob = Blob(frames.chat_messages(self.transcript.texts()))
+        skipped = () if without is None else (without,)
+        self.tree.sockets.push_all(self.slot, blob, without=skipped)
+
+    def hello(self, connection: Connection) -> list[str]:
+        """Return what a client that connects is told: a stream to resume, or the transcript."""
+        active = self._active()
+        if active is not None:
+            if self._said(active):
+                return [frames.stream_resuming(active)]
+            self._waiting.setdefault(active, {})[connection] = None
+            return [frames.stream_pending(active)]
+        unseen = self.transcript.unseen
+        if unseen is not None:
+            return [frames.stream_resuming(unseen)]
+        return [frames.chat_messages(self.transcript.texts(), connect=True)]
+
+    def probe(self, probe_id: str | None, connection: Connection) -> None:
+        """Answer one resume request: exactly one of resuming, pending, none."""
+        active = self._active()
+        if active is None:
+            unseen = self.transcript.unseen
+            connection.say(
+                frames.stream_none("idle", probe_id)
+                if unseen is None
+                else frames.stream_resuming(unseen, probe_id)
+            )
+            return
+        view = self._view(active)
+        if view is not None and view.continuation:
+            self._show_continuation(active, view, probe_id, connection)
+        elif self._said(active):
+            if view is not None and connection not in self._following.get(active, ()):
+                view.peers.pop(connection, None)  # nothing live until it acknowledges
+            connection.say(frames.stream_resuming(active, probe_id))
+        else:
+            self._waiting.setdefault(active, {})[connection] = None
+            connection.say(frames.stream_pending(active, probe_id))
+
+    def _show_continuation(
+        self,
+        request_id: str,
+        view: TurnView,
+        probe_id: str | None,
+        connection: Connection,
+    ) -> None:
+        """A continuation is never offered: the message so far, then live frames."""
+        message = self._fold(request_id, None)
+        if message is not None and self._said(request_id):
+            body = msgspec.json.encode(message).decode()
+            connection.say(frames.message_updated(body))
+        connection.say(frames.stream_none(None, probe_id))
+        view.peers[connection] = None
+
+    def acknowledge(self, request_id: str, connection: Connection) -> None:
+        """Replay a turn to a client, then live frames; a finished one ends with its end."""
+        subject = self.tree.endings.subject(self.slot, request_id)
+        if subject is None or subject.kind not in ("turn", "run"):
+            return
+        if self.transcript.unseen == request_id:
+            self.transcript.set_unseen(None)
+            self.tree.touched()
+        self._replay(request_id, connection)
+
+    def _replay(self, request_id: str, connection: Connection) -> None:
+        if any(c.stream_id == request_id and c.kind == "turn"
+               for c in connection._cursors):  # fmt: skip
+            return  # it is under way already
+        view = self._view(request_id)
+        if view is not None:
+            view.peers.pop(connection, None)
+            self._following.setdefault(request_id, {})[connection] = None
+        connection.follow(Cursor(self.slot, request_id, "turn"))
+
+    def _turns(self) -> list[str]:
+        return [what for (what,) in self.tree.db.execute(_TURNS, (self.slot, LANE))]
+
+    def _active(self) -> str | None:
+        """Return the turn that runs, or the one that comes first."""
+        turns = self._turns()
+        return turns[0] if turns else None
+
+    def _said(self, request_id: str) -> bool:
+        stream = self.tree.streams.open(self.slot, request_id)
+        return stream.committed + len(stream.staged) > 0
+
+    def _view(self, request_id: str) -> TurnView | None:
+        stream = self.tree.streams.find(self.slot, request_id)
+        views = () if stream is None else stream.views
+        return next((v for v in views if isinstance(v, TurnView)), None)
+
+    # ---- stop and clear
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a turn and what it waits for."""
+        subject = self.tree.endings.subject(self.slot, request_id)
+        if subject is not None and subject.kind in ("turn", "run"):
+            self.tree.endings.cancel(subject, "stopped by the user")
+
+    def clear(self, *, without: Connection | None = None) -> None:
+        """Forget all messages; turns end, a run's with an error that says why."""
+        self.node.check()
+        turns = self._turns()
+        subjects = [self.tree.endings.subject(self.slot, t) for t in turns]
+        self.transcript.forget(self.transcript.all_noted())
+        for subject in subjects:
+            if subject is not None:
+                self._drop(subject)
+        streams = self.tree.db.execute(_STREAMS, (self.slot,))
+        with self.node.db.transaction():
+            self.transcript.delete(self.transcript.roles())
+            self.transcript.drop_streams(s for (s,) in streams)
+            self.transcript.set_unseen(None)
+        self.tree.touched()
+        skipped = () if without is None else (without,)
+        blob = Blob(frames.CHAT_CLEAR)
+        self.tree.sockets.push_all(self.slot, blob, without=skipped)
+        self.node.hook(Ambient(self.node), self.agent.on_chat_cleared)
+
+    def _drop(self, subject: Subject) -> None:
+        if subject.kind == "run":
+            text = "skipped: the chat was cleared"
+            self.tree.endings.settle(subject, Ending("error", "cleared", text), None)
+            self.tree.stop_worker(subject.slot, subject.id, text)
+        else:
+            self.tree.endings.cancel(subject, "the chat was cleared")

@@ -1,0 +1,208 @@
+"""`Think`: a chat agent whose `on_chat_message` is written for you.
+
+Give it a model, a system prompt and tools. One turn is a loop of steps: ask the model,
+stream what it says, run the tools that it asked for, all at once, and ask again. What
+cannot be taken back (a model call, a tool call) begins when all that led to it is
+durable. A turn whose process ended goes on where it stood: finished steps and finished
+tool calls are never repeated, a text that was cut goes on in the same part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar, Final, cast
+
+from culet.adapters import messages as rules
+from culet.adapters.aichat import AIChatAgent
+from culet.adapters.continuation import advance, standing, usage_json, usage_sum
+from culet.adapters.model import (
+    Finish,
+    Model,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    Usage,
+    to_model_messages,
+)
+from culet.adapters.toolcalls import ToolCalls, as_tools, specs
+from culet.kernel import Chunk, Turn
+from culet.kernel.core.chunks import tool_input
+from culet.kernel.errors import UsageError
+
+_REASONS: Final = frozenset(
+    {"stop", "length", "content-filter", "tool-calls", "error", "other"}
+)
+
+
+class Think(AIChatAgent):
+    """Base of agents that think with a model; see the module.
+
+    `max_steps` bounds the model calls of one turn.
+    """
+
+    __culet_base__: ClassVar[bool] = True
+    model: ClassVar[Model | None] = None
+    system_prompt: ClassVar[str] = ""
+    max_steps: ClassVar[int] = 10
+
+    def get_model(self) -> Model:
+        """Return the model of the next turn; the default is the class's `model`."""
+        if self.model is None:
+            msg = f"{type(self).__name__} needs a model: set `model` or get_model"
+            raise UsageError(msg)
+        return self.model
+
+    def get_system_prompt(self) -> str:
+        """Return the system prompt of the next turn."""
+        return self.system_prompt
+
+    def get_tools(self) -> Mapping[str, Any]:
+        """Return name -> Tool, AgentTool or a typed function."""
+        return {}
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        """Answer with the model, step by step."""
+        work = _Thinking(self, turn)
+        at = work.at
+        if not at.told:
+            yield work.note({"type": "start"})
+        while work.goes_on:
+            resumed = at.open and at.model_is_done  # its tools may have run already
+            if not at.open:
+                yield work.note({"type": "start-step"})
+            if not at.model_is_done:
+                await self.durable()
+                async with aclosing(work.ask()) as said:
+                    async for chunk in said:
+                        yield work.note(chunk)
+                work.end_of_model()
+            if at.open:
+                await self.durable()
+                await work.calls.run(at.calls, at.settled, begun=resumed)
+                yield work.note({"type": "finish-step"})
+        yield work.note({"type": "finish", "finishReason": work.reason})
+        turn.usage = usage_json(at.usage) if at.usage != Usage() else None
+
+
+class _Thinking:
+    """One turn of a Think: the model's events as chunks, and how far the turn is."""
+
+    def __init__(self, agent: Think, turn: Turn) -> None:
+        self.agent, self.turn = agent, turn
+        self.at = standing(turn.chunks())
+        self.model = agent.get_model()
+        self.system = agent.get_system_prompt()
+        tools = as_tools(agent.get_tools())
+        self.calls = ToolCalls(agent, turn, tools, self.note)
+        self.specs = specs(tools, turn.client_tools)
+        self.reason = "tool-calls" if self.at.calls else "stop"
+        self._asked: list[ToolCall] = []
+        self._usage = Usage()
+        self._used = rules.tool_call_ids(turn.messages) | set(self.at.asked)
+
+    def note(self, chunk: Chunk) -> Chunk:
+        """Keep account of a chunk that is said; returns it."""
+        advance(self.at, chunk)
+        return chunk
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another step, or the rest of one, to do."""
+        at = self.at
+        if at.open or at.steps == 0:
+            return True
+        if at.steps >= self.agent.max_steps or not at.calls:
+            return False
+        return not any(self.calls.waits(call) for call in at.calls)
+
+    def _request(self) -> ModelRequest:
+        turn = self.turn
+        own = [m for m in turn.messages if m["id"] == turn.message_id]
+        others = [m for m in turn.messages if m["id"] != turn.message_id]
+        so_far = rules.assistant_message(
+            turn.message_id, self.at.kept, ended=None, base=own[0] if own else None
+        )
+        said = [*others, so_far] if so_far is not None else others
+        return ModelRequest(
+            system=self.system, messages=tuple(to_model_messages(said)),
+            tools=self.specs, partial=self.at.partial,
+        )  # fmt: skip
+
+    async def ask(self) -> AsyncGenerator[Chunk, None]:
+        """Ask the model for the open step, or for the rest of it; yield what it says."""
+        self._asked, self._usage = [], Usage()
+        async with aclosing(_closable(self.model.stream(self._request()))) as events:
+            async for event in events:
+                match event:
+                    case TextDelta(text) if text:
+                        for chunk in self._more("text", text):
+                            yield chunk
+                    case ReasoningDelta(text) if text:
+                        for chunk in self._more("reasoning", text):
+                            yield chunk
+                    case ToolCall():
+                        self._take(event)
+                    case Usage():
+                        self._usage = usage_sum(self._usage, event)
+                    case Finish(reason):
+                        self.reason = reason if reason in _REASONS else "other"
+
+    def _more(self, kind: str, text: str) -> Iterator[Chunk]:
+        """Yield a delta, in the open part of its kind or in a new one."""
+        at = self.at
+        if kind == "text" and at.open_reasoning is not None:
+            yield {"type": "reasoning-end", "id": at.open_reasoning}
+        if kind == "reasoning" and at.open_text is not None:
+            yield {"type": "text-end", "id": at.open_text}
+        part = at.open_text if kind == "text" else at.open_reasoning
+        if part is None:
+            part = f"{kind}-{at.steps}-{at.parts}"
+            yield {"type": f"{kind}-start", "id": part}
+        yield {"type": f"{kind}-delta", "id": part, "delta": text}
+
+    def _take(self, call: ToolCall) -> None:
+        number = len(self.at.asked) + len(self._asked)
+        fresh = rules.unique_call_id(call.id, self._used, self.turn.message_id, number)
+        self._used.add(fresh)
+        given = tool_input(call.input)
+        self._asked.append(ToolCall(id=fresh, name=call.name, input=given))
+
+    def end_of_model(self) -> None:
+        """Say in one go what ends the model's part: after a crash all of it is there, or none.
+
+        So a tool call that is stored is one of all, and a step without tools is over
+        with the model.
+        """
+        at = self.at
+        chunks: list[Chunk] = []
+        if at.open_reasoning is not None:
+            chunks.append({"type": "reasoning-end", "id": at.open_reasoning})
+        if at.open_text is not None:
+            chunks.append({"type": "text-end", "id": at.open_text})
+        if self._usage != Usage():
+            used = {"usage": usage_json(usage_sum(at.usage, self._usage))}
+            chunks.append({"type": "message-metadata", "messageMetadata": used})
+        for call in self._asked:
+            chunks += self.calls.requests(call)
+        if not self._asked:
+            chunks.append({"type": "finish-step"})
+        for chunk in chunks:
+            self.turn.say(chunk)
+            self.note(chunk)
+
+
+def _closable(events: AsyncIterator[ModelEvent]) -> AsyncGenerator[ModelEvent, None]:
+    """Return the events as something that can be closed, as most iterators can."""
+    if hasattr(events, "aclose"):
+        return cast("AsyncGenerator[ModelEvent, None]", events)
+    return _wrapped(events)
+
+
+async def _wrapped(
+    events: AsyncIterator[ModelEvent],
+) -> AsyncGenerator[ModelEvent, None]:
+    async for event in events:
+        yield event

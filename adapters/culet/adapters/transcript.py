@@ -1,0 +1,173 @@
+"""Where a chat keeps its messages: `culet_message` of the agent's own file.
+
+A reply has its place from the moment in which its request is accepted: the sequence
+number after the user's message. So a second request that is accepted meanwhile comes
+after the answer to the first. A turn that has not left its message yet is noted; the
+note goes in the step that stores the message, so none is stored twice or forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, final
+
+import msgspec
+
+from culet.adapters.messages import Message
+from culet.kernel.ports import AgentDb
+
+_PUT: Final = (
+    "INSERT INTO main.culet_message (id, body) VALUES (?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET body = excluded.body"
+)
+_PUT_AT: Final = (
+    "INSERT INTO main.culet_message (seq, id, body) VALUES (?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET body = excluded.body"
+)
+_KEEP: Final = (
+    "INSERT INTO main.culet_value (key, value) VALUES (?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+_NOTE: Final = "chat:turn:"
+_UNSEEN: Final = "chat:unseen"
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A turn whose message is not stored for good yet.
+
+    `base` is the message that a continuation goes on in, as it was before.
+    """
+
+    place: int
+    message_id: str
+    continuation: bool = False
+    base: Message | None = None
+
+
+@final
+class Transcript:
+    """The messages of one chat. Every method is one statement or joins the caller's."""
+
+    def __init__(self, db: AgentDb) -> None:
+        self.db = db
+
+    # ---- messages
+
+    def texts(self, before: int | None = None) -> list[str]:
+        """Return the JSON of each message, oldest first; of those before a place."""
+        sql = (
+            "SELECT body FROM main.culet_message"
+            " WHERE ?1 IS NULL OR seq < ?1 ORDER BY seq"
+        )
+        return [body for (body,) in self.db.execute(sql, (before,))]
+
+    def all(self, before: int | None = None) -> list[Message]:
+        """Return the messages, oldest first; those before a place."""
+        return [msgspec.json.decode(text) for text in self.texts(before)]
+
+    def get(self, message_id: str) -> Message | None:
+        """Return one message."""
+        sql = "SELECT body FROM main.culet_message WHERE id = ?"
+        rows = self.db.execute(sql, (message_id,))
+        return None if not rows else msgspec.json.decode(rows[0][0])
+
+    def roles(self) -> dict[str, str]:
+        """Return id -> role, oldest first."""
+        sql = (
+            "SELECT id, json_extract(body, '$.role') FROM main.culet_message"
+            " ORDER BY seq"
+        )
+        return dict(self.db.execute(sql))
+
+    def last_assistant(self) -> Message | None:
+        """Return the last assistant message."""
+        sql = (
+            "SELECT body FROM main.culet_message"
+            " WHERE json_extract(body, '$.role') = 'assistant' ORDER BY seq DESC LIMIT 1"
+        )
+        rows = self.db.execute(sql)
+        return None if not rows else msgspec.json.decode(rows[0][0])
+
+    def put(self, messages: Iterable[Message]) -> None:
+        """Upsert by id: a known one keeps its place."""
+        for message in messages:
+            body = msgspec.json.encode(message).decode()
+            self.db.execute(_PUT, (message["id"], body))
+
+    def put_at(self, place: int, message: Message) -> None:
+        """Upsert one at a reserved place."""
+        body = msgspec.json.encode(message).decode()
+        self.db.execute(_PUT_AT, (place, message["id"], body))
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Delete messages."""
+        for message_id in ids:
+            sql = "DELETE FROM main.culet_message WHERE id = ?"
+            self.db.execute(sql, (message_id,))
+
+    def cut(self, after_id: str | None, place: int) -> None:
+        """Delete what lies between a message and a later place."""
+        self.db.execute(
+            "DELETE FROM main.culet_message WHERE seq < ?2 AND seq >"
+            " coalesce((SELECT seq FROM main.culet_message WHERE id = ?1), ?2)",
+            (after_id, place),
+        )
+
+    def reserve(self) -> int:
+        """Return a place after all others, which no other message will get."""
+        sql = "INSERT INTO main.culet_message (id, body) VALUES ('', '') RETURNING seq"
+        place = int(self.db.execute(sql)[0][0])
+        self.db.execute("DELETE FROM main.culet_message WHERE id = ''")
+        return place
+
+    # ---- notes
+
+    def note(self, request_id: str, note: Note) -> None:
+        """Note a turn that will leave a message."""
+        text = msgspec.json.encode(note).decode()
+        self.db.execute(_KEEP, (_NOTE + request_id, text))
+
+    def noted(self, request_id: str) -> Note | None:
+        """Return the note of a turn."""
+        sql = "SELECT value FROM main.culet_value WHERE key = ?"
+        rows = self.db.execute(sql, (_NOTE + request_id,))
+        return None if not rows else msgspec.json.decode(rows[0][0], type=Note)
+
+    def all_noted(self) -> list[str]:
+        """Return the ids of turns whose message is not stored for good."""
+        sql = (
+            "SELECT substr(key, ?2) FROM main.culet_value"
+            " WHERE substr(key, 1, ?2 - 1) = ?1"
+        )
+        params = (_NOTE, len(_NOTE) + 1)
+        return [request_id for (request_id,) in self.db.execute(sql, params)]
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop notes."""
+        for request_id in request_ids:
+            sql = "DELETE FROM main.culet_value WHERE key = ?"
+            self.db.execute(sql, (_NOTE + request_id,))
+
+    def drop_streams(self, stream_ids: Iterable[str]) -> None:
+        """Delete what turns have streamed."""
+        for stream_id in stream_ids:
+            sql = "DELETE FROM main.culet_entry WHERE stream = ?"
+            self.db.execute(sql, (stream_id,))
+
+    # ---- the last failure that nobody saw
+
+    @property
+    def unseen(self) -> str | None:
+        """The request whose error no client was there to see."""
+        sql = "SELECT value FROM main.culet_value WHERE key = ?"
+        rows: list[Any] = self.db.execute(sql, (_UNSEEN,))
+        return None if not rows else str(msgspec.json.decode(rows[0][0]))
+
+    def set_unseen(self, request_id: str | None) -> None:
+        """Keep it, or forget it."""
+        if request_id is not None:
+            text = msgspec.json.encode(request_id).decode()
+            self.db.execute(_KEEP, (_UNSEEN, text))
+        elif self.unseen is not None:
+            sql = "DELETE FROM main.culet_value WHERE key = ?"
+            self.db.execute(sql, (_UNSEEN,))
