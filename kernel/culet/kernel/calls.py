@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
 
-from .errors import FacetAborted, UsageError
-from .node import Ambient, Node, State, ambient, starts_under
+from .errors import Deleted, NotFound, UsageError
+from .node import Ambient, Node, State, ambient, own, starts_under
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -292,7 +292,7 @@ class TreeTarget:
         ):
             return node
         if self.slot in tree.aborted:
-            raise FacetAborted(tree.aborted[self.slot])
+            raise own(tree.aborted[self.slot])
         return await tree.wake(self.slot)
 
     async def call(
@@ -338,7 +338,11 @@ class OutsideTarget:
         caller = ambient.get()
         if caller is not None:
             await caller.node.tree.durable()
-        tree = await self.kernel.open_root(self.key)
+        try:
+            tree = await self.kernel.open_root(self.key, create=False)
+        except NotFound as error:
+            msg = f"{self.key.class_name}/{self.key.name} is deleted"
+            raise Deleted(msg) from error
         with tree.visitor():
             try:
                 return await TreeTarget(tree, self.slot, self.kind).call(

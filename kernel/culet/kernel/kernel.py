@@ -22,7 +22,7 @@ from .classes import Classes
 from .clock import Chance, Clock, SystemClock
 from .core.limits import Limits
 from .core.path import check_name
-from .errors import ChildDidNotStop, NotFound, StorageError, UsageError
+from .errors import ChildDidNotStop, Deleted, NotFound, StorageError, UsageError
 from .node import Node
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
@@ -31,6 +31,7 @@ A = TypeVar("A", bound=Agent)
 log = logging.getLogger("culet.kernel")
 Listener = Callable[[str, Tree | None, Any, Any], None]
 _AWAKE: Final = 0  # in the host index: look at once, it was live
+_DESTROYED: Final = "SELECT 1 FROM node WHERE parent IS NULL AND state = 'gone'"
 
 
 @final
@@ -163,7 +164,7 @@ class Kernel:
                 error = self._broken[key]
                 msg = f"{key.class_name}/{key.name} cannot be opened: {error}"
                 raise StorageError(msg) from error
-            waits = self._opening.get(key) or self._leaving.get(key)
+            waits = self._opening.get(key, self._leaving.get(key))
             if waits is None:
                 break
             await waits.wait()
@@ -182,6 +183,10 @@ class Kernel:
 
         def work() -> TreeStore:
             store = self.store.open_tree(key, level=level, create=create)
+            if store.tree.execute(_DESTROYED):  # a crash came before its folder went
+                store.close()
+                self.store.drop_tree(key)
+                store = self.store.open_tree(key, level=level, create=create)
             try:
                 self.store.note_root(key, _AWAKE)
             except BaseException:
@@ -192,14 +197,19 @@ class Kernel:
         store: TreeStore = await self._off_loop(work)
         tree = Tree(self, key, store)
         self._sleeping.pop(key, None)
-        self.trees[key] = tree
         assert self._nursery is not None
         await self._nursery.start(tree.run)
+        self.trees[key] = tree  # not before it runs: others would find a dead tree
         self.emit("root:open", tree, key, store.created)
         return tree
 
     async def _leave(self, tree: Tree, *, final: bool) -> list[Node]:
         """Stop a tree, close its files, note when it is due again."""
+        leaving = self._leaving.get(tree.key)
+        if leaving is not None:
+            await leaving.wait()
+        if tree.closed:
+            return []
         over = self._leaving[tree.key] = trio.Event()
         try:
             with trio.CancelScope(shield=True):
@@ -236,12 +246,19 @@ class Kernel:
 
     async def destroy_root(self, tree: Tree) -> None:
         """Delete a root with all below it: its folder goes, its name is free again."""
+        try:
+            await self._destroy(tree)
+        except StorageError as error:  # the next open finishes it, if it was marked
+            self.report("destroy", None, error, name=repr(tree))
+
+    async def _destroy(self, tree: Tree) -> None:
         key = tree.key
         tree.jobs.stopped = True
         tree.sockets.close_all([tree.root_slot], 4410, "deleted")
         with tree.transaction():
             tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
             tree.db.execute("DELETE FROM job")
+        tree.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
         await tree.durable()
         await self._leave(tree, final=True)
         over = self._leaving[key] = trio.Event()
@@ -389,6 +406,13 @@ def find_store(url: str, limits: Limits) -> Store:
     return cast(Store, found[scheme].load()(rest, limits=limits))
 
 
+def alone(error: BaseException) -> BaseException:
+    """Return the one error of a group of one, as if no nursery were there."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 @asynccontextmanager
 async def open_kernel(
     *,
@@ -430,9 +454,6 @@ async def open_kernel(
                 with trio.CancelScope(shield=True):
                     await kernel.close()
     except BaseExceptionGroup as group:
-        # one error in the body is that error, as if no nursery were there
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+        raise alone(group) from None
     finally:
         kernel.stop_threads()

@@ -234,7 +234,7 @@ class Node:
                 result = await fn(*args)
                 if self.calls[scope] is None:
                     return result
-            raise _own(self.calls[scope] or FacetAborted(self.reason))
+            raise own(self.calls[scope] or FacetAborted(self.reason))
         except (Exception, trio.Cancelled, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -288,7 +288,7 @@ class Node:
         return bool(self.kids or self.calls or self.refs or tasks)
 
 
-def _own(error: BaseException) -> BaseException:
+def own(error: BaseException) -> BaseException:
     """Return an exception object for one caller alone, or tracebacks pile up on it."""
     if isinstance(error, FacetAborted):
         return FacetAborted(error.reason)

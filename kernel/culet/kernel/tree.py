@@ -94,7 +94,7 @@ class Tree:
         self.db = store.tree
         self.closed = False
         self.nodes: dict[str, Node] = {}
-        self.aborted: dict[str, str | None] = {}
+        self.aborted: dict[str, Exception] = {}  # what a stub gets until `get`
         self.remnants: list[Node] = []
         self.visitors = 0
         self.used_at = trio.current_time()
@@ -474,7 +474,9 @@ class Tree:
         ]
         return [found[slot] for slot in core_abort.plan(items)]
 
-    def _fence(self, plan: Sequence[Node], reason: str | None, error: Any) -> None:
+    def _fence(
+        self, plan: Sequence[Node], reason: str | None, error: Exception | None
+    ) -> None:
         """Mark the plan, in one step: holds released, calls ended, nothing can write."""
         fresh = [n for n in plan if n.state < State.STOPPING]
         if self.barrier.fenced is None:
@@ -484,7 +486,8 @@ class Tree:
         for node in fresh:
             node.state = State.STOPPING
             node.reason = reason
-            self.aborted[node.slot] = reason
+            if not isinstance(error, Deleted):  # whose row says so itself
+                self.aborted[node.slot] = error or FacetAborted(reason)
         for node in fresh:
             node.end_calls(error or FacetAborted(reason))
 
@@ -527,6 +530,10 @@ class Tree:
             )
             out += [(r[0], r[1]) for r in rows]
         return out
+
+    def end_all(self, error: Exception) -> None:
+        """Fence every node; the calls inside end with `error`. `stop` does the rest."""
+        self._fence(self._plan([self.root_slot]), str(error), error)
 
     def stop_all(self, slots: Sequence[str], reason: str | None) -> None:
         """Fence subtrees now and stop them in a task of the tree."""
