@@ -349,7 +349,7 @@ class OutsideTarget:
                     method, args, kwargs
                 )
             finally:
-                if not tree.closed:
+                if not tree.closed or tree.barrier.fenced is not None:
                     await tree.durable()
 
 

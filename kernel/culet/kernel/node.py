@@ -148,6 +148,7 @@ class Node:
             async with trio.open_nursery() as self.children:
                 async with trio.open_nursery() as self.work:
                     broken = await self._start()
+                    self.tree.start_ended(self, broken)
                     if broken is None:
                         if self.state is State.STARTING:
                             self.state = State.LIVE
@@ -197,9 +198,13 @@ class Node:
             self.end_calls(FacetBroken(f"{self.path_text()} broke: {broken!r}"))
         else:
             self.end_calls(FacetAborted(self.reason))
-        self.tree.forget(self)
         self.ready.set()
-        if not self.calls:
+        self._leave()
+
+    def _leave(self) -> None:
+        """The last code of this life has ended: now another one may begin."""
+        if self.state is State.GONE and not self.calls:
+            self.tree.forget(self)
             self.gone.set()
 
     def end_calls(self, error: BaseException) -> None:
@@ -234,18 +239,22 @@ class Node:
                 result = await fn(*args)
                 if self.calls[scope] is None:
                     return result
-            raise own(self.calls[scope] or FacetAborted(self.reason))
-        except (Exception, trio.Cancelled, KeyboardInterrupt):
+            raise FacetAborted(self.reason)  # the true reason is put in its place below
+        except (trio.Cancelled, KeyboardInterrupt):
             raise
         except BaseException as error:
+            ended = self.calls[scope]
+            if ended is not None:  # whatever its clean-up raised, that is why it ended
+                raise own(ended) from error
+            if isinstance(error, Exception):
+                raise
             msg = f"{self.path_text()} raised {type(error).__name__}"
             raise FacetBroken(msg) from error
         finally:
             ambient.reset(token)
             del self.calls[scope]
             self.used_at = trio.current_time()
-            if self.state is State.GONE and not self.calls:
-                self.gone.set()
+            self._leave()
 
     def spawn(
         self, ctx: Ambient, fn: Callable[..., Awaitable[Any]], *args: Any

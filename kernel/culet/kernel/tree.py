@@ -32,7 +32,7 @@ from .errors import (
 )
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
-from .node import Ambient, Node, State, check_cycle, starting, starts_under
+from .node import Ambient, Node, State, check_cycle, own, starting, starts_under
 from .runs import Runs
 from .schedules import Schedules
 from .sockets import Sockets
@@ -93,6 +93,7 @@ class Tree:
         self.kernel, self.key, self.store = kernel, key, store
         self.db = store.tree
         self.closed = False
+        self.stopping = False  # nothing is started any more
         self.nodes: dict[str, Node] = {}
         self.aborted: dict[str, Exception] = {}  # what a stub gets until `get`
         self.remnants: list[Node] = []
@@ -343,8 +344,8 @@ class Tree:
             if row is None or row.state != "live":
                 msg = f"{slot} is deleted"
                 raise Deleted(msg)
-            if self.closed:
-                raise FacetAborted("the tree is closed")
+            if self.stopping:
+                raise FacetAborted("the tree stops")
             parent = (
                 None if row.parent is None else await self._awake_parent(row.parent)
             )
@@ -357,6 +358,9 @@ class Tree:
                 if starts_under(node):
                     return node
                 await self._started(node)
+                if node.state >= State.STOPPING and slot in self.aborted:
+                    # who ended the start ends those who wait for it
+                    raise own(self.aborted[slot])
             if node.state is State.LIVE:
                 return node
             if node.error is not None:
@@ -414,14 +418,17 @@ class Tree:
         finally:
             if me is not None:
                 me.waits_for = None
+
+    def start_ended(self, node: Node, error: BaseException | None) -> None:
+        """A start is over: one that failed makes the next one wait, longer each time."""
         above = None if node.parent is None else node.parent.slot
         address = (above, node.kind.name, node.name)
-        if node.error is not None:
-            count = self._failures.get(address, (0, 0.0))[0] + 1
-            delay = 0.0 if count == 1 else min(0.05 * 2**count, 5.0)
-            self._failures[address] = (count, trio.current_time() + delay)
-        else:
+        if error is None:
             self._failures.pop(address, None)
+            return
+        count = self._failures.get(address, (0, 0.0))[0] + 1
+        delay = 0.0 if count == 1 else min(0.05 * 2**count, 5.0)
+        self._failures[address] = (count, trio.current_time() + delay)
 
     def forget(self, node: Node) -> None:
         """A node is gone: it leaves the books."""
@@ -439,9 +446,7 @@ class Tree:
             return
         node.error = error
         self.kernel.report("broken", node, error, name="background task")
-        top = node
-        while top.agent.supervision == "escalate" and top.parent is not None:
-            top = top.parent
+        top = node.lineage()[0] if node.agent.supervision == "escalate" else node
 
         async def stop() -> None:
             broken = FacetBroken(f"{node.path_text()} broke: {error!r}")
@@ -780,7 +785,7 @@ class Tree:
 
     async def stop(self, *, final: bool) -> list[Node]:
         """Stop all nodes in order; `final` also makes everything durable. Returns remnants."""
-        self.jobs.stopped = True
+        self.jobs.stopped = self.stopping = True
         top = [self.root_slot] if self.root_slot in self.nodes else []
         plan = self._plan(top)
         self._fence(plan, "the kernel stops" if final else "the tree restarts", None)
