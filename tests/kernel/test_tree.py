@@ -687,3 +687,39 @@ async def test_leaving_with_code_that_does_not_stop_is_told(clock: object) -> No
     with pytest.raises(ChildDidNotStop, match="Stubborn/s"):
         async with opened(abort_grace_s=1) as test:
             await (await top(test)).make("Stubborn", "s")
+
+
+async def test_what_dying_tasks_raise_goes_nowhere(clock: object) -> None:
+    class Untidy(Agent):
+        async def on_start(self) -> None:
+            self.spawn(self._two)
+
+        async def _two(self) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                nursery.start_soon(self._late)
+
+        async def _late(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(20)
+                raise ValueError("late")
+
+        async def end(self, name: str) -> None:
+            await self.dynamic_agents.abort(Untidy, name)
+
+        async def make(self, name: str) -> None:
+            await self.dynamic_agents.get(Untidy, name)
+
+    with pytest.raises(ChildDidNotStop):
+        async with open_test_kernel(
+            roots=[Untidy], facets=[Untidy], abort_grace_s=1
+        ) as test:
+            root = await test.kernel.get_agent(Untidy, "a")
+            await root.make("k")
+            await raises(ChildDidNotStop, root.end, "k")
+            await root.make("k")
+            await test.advance(30)
+            await root.make("k")

@@ -350,10 +350,10 @@ class Jobs:
         try:
             with trio.fail_after(deadline):
                 over = await kind.run(taken)
-        except Deleted:
-            return
-        except FacetAborted as error:
-            log.debug("job %s of %s: %s", row.id, row.owner, error)
+        except (Deleted, FacetAborted) as error:
+            # the owner's own end has taken the hold away, or will: not a failed try
+            if self.mine(taken) and not self.stopped:
+                self._failed(taken, error, begun=taken.begun_before)
         except trio.TooSlowError:
             self._failed(taken, TimeoutError(f"took more than {deadline} s"))
         except StartFailed as error:

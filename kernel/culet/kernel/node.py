@@ -158,10 +158,10 @@ class Node:
                         self.work.cancel_scope.cancel(reason=self.reason)
                 if broken is not None:
                     self.children.cancel_scope.cancel(reason="start failed")
-        except (trio.Cancelled, KeyboardInterrupt):
-            self._finish(None)
-            raise
         except BaseException as error:
+            if is_stop(error):
+                self._finish(None)
+                raise only_stop(error) from None
             broken = error
         self._finish(broken)
 
@@ -176,9 +176,9 @@ class Node:
         except trio.TooSlowError:
             limit = self.tree.kernel.start_s
             return TimeoutError(f"on_start took more than {limit} s")
-        except (trio.Cancelled, KeyboardInterrupt):
-            raise
         except BaseException as error:
+            if is_stop(error):
+                raise
             return error
         finally:
             ambient.reset(token)
@@ -240,9 +240,9 @@ class Node:
                 if self.calls[scope] is None:
                     return result
             raise FacetAborted(self.reason)  # the true reason is put in its place below
-        except (trio.Cancelled, KeyboardInterrupt):
-            raise
         except BaseException as error:
+            if is_stop(error):
+                raise
             ended = self.calls[scope]
             if ended is not None:  # whatever its clean-up raised, that is why it ended
                 raise own(ended) from error
@@ -267,9 +267,9 @@ class Node:
             starting.set(None)
             try:
                 await fn(*args)
-            except (trio.Cancelled, KeyboardInterrupt):
-                raise
             except BaseException as error:
+                if is_stop(error):
+                    raise
                 self.tree.node_failed(self, error)
 
         assert self.work is not None
@@ -282,9 +282,9 @@ class Node:
             try:
                 with trio.fail_after(self.tree.kernel.limits.notify_s):
                     await fn(*args)
-            except (trio.Cancelled, KeyboardInterrupt):
-                raise
             except BaseException as error:
+                if is_stop(error):
+                    raise
                 name = getattr(fn, "__name__", "hook")
                 self.tree.kernel.report("hook", self, error, name=name)
 
@@ -295,6 +295,23 @@ class Node:
         """Whether something keeps this node from being dropped from memory."""
         tasks = self.work is not None and bool(self.work.child_tasks)
         return bool(self.kids or self.calls or self.refs or tasks)
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether it is a cancellation or an interrupt, alone or in a group.
+
+    Such an error passes every border of an agent; all others end there.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None
+    return isinstance(error, (trio.Cancelled, KeyboardInterrupt))
+
+
+def only_stop(error: BaseException) -> BaseException:
+    """Return the cancellation alone: what dying code raised beside it goes nowhere."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup((trio.Cancelled, KeyboardInterrupt)) or error
+    return error
 
 
 def own(error: BaseException) -> BaseException:

@@ -42,10 +42,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 def to_schedule(row: JobRow) -> Schedule:
     """Return the public record of a `call` or `queue` job."""
     every: Every | None = None if row.every is None else core.decode_every(row.every)
+    error = row.error
+    try:
+        payload = None if row.payload is None else msgspec.json.decode(row.payload)
+    except msgspec.DecodeError as broken:  # listed all the same, or it hides the others
+        payload, error = None, error or f"its payload cannot be decoded: {broken}"
     return Schedule(
         id=str(row.id),
         callback=row.what,
-        payload=None if row.payload is None else msgspec.json.decode(row.payload),
+        payload=payload,
         at=row.at,
         due_at=row.due_at,
         every=every.seconds
@@ -57,7 +62,7 @@ def to_schedule(row: JobRow) -> Schedule:
         attempts=row.attempts,
         paused=bool(row.paused),
         dead=bool(row.dead),
-        error=row.error,
+        error=error,
     )
 
 
@@ -266,5 +271,5 @@ class Schedules:
             raise UsageError(msg)
         schedule = to_schedule(taken.row)
         self.tree.emit("schedule:fire", node.slot, schedule)
-        await node.enter(Ambient(node), method, schedule.payload, schedule)
+        await node.enter(Ambient(node), method, taken.payload, schedule)
         return True
