@@ -30,8 +30,8 @@ POINTS = [
     *(f"child:end:{k}" for k in (1, 2, 3)),  # between last chunk and settling commit
     *(f"run:end:{k}" for k in (1, 2, 3)),  # between settling commit and its barrier
     *(f"answer:{k}" for k in (1, 3, 6)),  # during the answer
-    "file:sync:30",
-    "file:write:60",
+    "file:sync:20",
+    "file:write:30",
 ]
 
 
@@ -42,11 +42,12 @@ class Server:
         self.folder, self.at = folder, at
 
     async def __aenter__(self) -> Self:
-        self.process = await trio.lowlevel.open_process(
-            [sys.executable, str(APP), "--dir", str(self.folder), "--at", self.at],
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "stderr.txt").open("a"),
-        )
+        with (self.folder / "stderr.txt").open("a") as errors:
+            self.process = await trio.lowlevel.open_process(
+                [sys.executable, str(APP), "--dir", str(self.folder), "--at", self.at],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
         assert self.process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
@@ -77,8 +78,8 @@ async def die_and_go_on(folder: Path, at: str) -> tuple[Watcher, Watcher, list[A
     """Ask, be killed at `at`, start again, see the end; then look as a fresh client."""
     watcher, fresh = Watcher(), Watcher()
     async with Server(folder, at) as server:
-        await watcher.follow(server.socket, ask=question(REQUEST, QUESTION))
-        with trio.fail_after(20):
+        with trio.move_on_after(20):
+            await watcher.follow(server.socket, ask=question(REQUEST, QUESTION))
             await server.process.wait()
         assert server.process.returncode == -signal.SIGKILL, f"{at} was never reached"
     asked = REQUEST in watcher.chunks  # else the question may not have been durable
@@ -130,6 +131,8 @@ def check(
     return None
 
 
+# trio-websocket leaves the socket of a peer that died to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 async def test_twenty_kills_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
     reasons: dict[str, str] = {}

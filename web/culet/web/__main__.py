@@ -17,6 +17,7 @@ from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
 from culet.storage.doctor import examine
 
 from .app import create_app
+from .demo.cli import add_demo
 from .serve import serve
 
 EXIT_ERROR = 1
@@ -109,7 +110,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 # Each adds one command, whose `run` default takes the parsed arguments.
-COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (_add_serve, _add_doctor)
+COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (_add_serve, _add_doctor, add_demo)
 
 
 if __name__ == "__main__":

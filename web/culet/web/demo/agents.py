@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
 import trio
@@ -33,7 +33,7 @@ class Library(Agent):
     corpora: ClassVar[Sequence[Corpus]] = ()
     assistant: ClassVar[type[Assistant]]
 
-    async def on_start(self) -> None:
+    async def on_start(self, props: Any = None) -> None:
         """Begin to build, or to look whether all is built."""
         self.index = Index(self.sql, self.corpora, transaction=self.transaction)
         self.ready = trio.Event()
@@ -114,7 +114,7 @@ class Assistant(Think):
         "library": {"phase": "indexing", "done": 0, "total": 0, "passages": 0}
     }
 
-    async def on_start(self) -> None:
+    async def on_start(self, props: Any = None) -> None:
         """Have the library built from the start, so that a question finds it ready."""
         self.spawn(self.dynamic_agents.get, self.library, "library")
 
@@ -210,13 +210,14 @@ class DemoClasses(NamedTuple):
 
 def demo_classes(corpora: Sequence[Corpus], pace_s: float) -> DemoClasses:
     """Return the demo's classes for these documents; `pace_s` between pieces of text."""
-    library = type("Library", (Library,), {"corpora": tuple(corpora)})
-    researcher = type("Researcher", (Researcher,), {"pace_s": pace_s})
-    assistant = type(
-        "Assistant",
-        (Assistant,),
-        {"pace_s": pace_s, "library": library, "researcher": researcher},
+    library = cast(
+        type[Library], type("Library", (Library,), {"corpora": tuple(corpora)})
     )
+    researcher = cast(
+        type[Researcher], type("Researcher", (Researcher,), {"pace_s": pace_s})
+    )
+    members = {"pace_s": pace_s, "library": library, "researcher": researcher}
+    assistant = cast(type[Assistant], type("Assistant", (Assistant,), members))
     library.assistant = assistant
     researcher.assistant = assistant
     return DemoClasses(assistant, researcher, library)
