@@ -117,6 +117,7 @@ def assistant_message(
         parts = list(base["parts"])
         for chunk in told:
             parts = apply_chunk_to_parts(parts, chunk)
+    parts = _finals(parts, told)
     if ended is not None:
         parts = [_closed(part, ended) for part in parts]
     metadata: dict[str, Any] = dict(base.get("metadata") or {}) if base else {}
@@ -129,6 +130,25 @@ def assistant_message(
     if metadata:
         made["metadata"] = metadata
     return made
+
+
+def _finals(
+    parts: list[dict[str, Any]], told: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the parts without the mark `preliminary` where a final output came.
+
+    Clients' reducer keeps that mark when the final chunk does not name it.
+    """
+    preliminary: dict[Any, bool] = {}
+    for chunk in told:
+        if chunk.get("type") == "tool-output-available":
+            preliminary[chunk.get("toolCallId")] = bool(chunk.get("preliminary"))
+    return [
+        {k: v for k, v in part.items() if k != "preliminary"}
+        if "preliminary" in part and not preliminary.get(part.get("toolCallId"), True)
+        else part
+        for part in parts
+    ]
 
 
 def _closed(part: dict[str, Any], ended: str) -> dict[str, Any]:

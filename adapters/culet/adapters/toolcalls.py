@@ -120,6 +120,9 @@ class ToolCalls:
                 for order, call in enumerate(calls):
                     if call.id not in settled and not self.waits(call):
                         nursery.start_soon(self._one, call, order, begun)
+                        # trio starts tasks of one pass in any order; runs are
+                        # dispatched in the order in which they were asked for
+                        await trio.lowlevel.checkpoint()
         except BaseExceptionGroup as group:
             raise _cause(group) from None
 
@@ -164,17 +167,16 @@ class ToolCalls:
         )  # fmt: skip
         limit = self.agent._node.tree.kernel.limits.tool_output_bytes
         results = one.run(call.input, context, output_bytes=limit)
+        kind, mark = "tool-output-available", {}
         async with aclosing(results):
             async for result in results:
                 if isinstance(result, ToolFailure):
                     await self._fail(call, result.text)
                 elif result.preliminary:
-                    await self._say(
-                        call, "tool-output-available", output=result.value,
-                        preliminary=True,
-                    )  # fmt: skip
+                    mark = {"preliminary": False}  # the final one takes it back
+                    await self._say(call, kind, output=result.value, preliminary=True)
                 else:
-                    await self._say(call, "tool-output-available", output=result.value)
+                    await self._say(call, kind, output=result.value, **mark)
 
     async def _report(self, told: Mapping[str, Any]) -> None:
         await self.agent.report_progress(**told)
@@ -193,9 +195,7 @@ class ToolCalls:
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the one error that ended the calls: a nursery gives them all in a group."""
     _cancelled, rest = group.split(trio.Cancelled)
-    if rest is None:
-        return group
-    error: BaseException = rest
+    error: BaseException = group if rest is None else rest
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
