@@ -18,7 +18,7 @@ from .core import frames
 from .core.job import Retry
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
-from .errors import NotFound, UsageError
+from .errors import NotFound, StorageError, UsageError
 from .http import ConnectContext, Request, Response
 from .node import Ambient, Node, ambient
 from .nouns import (
@@ -358,12 +358,21 @@ class Agent:
         """Delete this agent with its storage and all below it. Never returns."""
         node = self._node
         node.check()
-        if node.parent is None:
-            node.tree.start_soon(node.tree.kernel.destroy_root, node.tree)
-        else:
-            node.tree.start_soon(node.tree.delete, node.slot)
-        await trio.sleep_forever()
-        raise AssertionError("unreachable")
+        tree, failed, errors = node.tree, trio.Event(), list[StorageError]()
+
+        async def end() -> None:  # not in this task: that is about to be stopped
+            try:
+                if node.parent is None:
+                    await tree.kernel.destroy_root(tree)
+                else:
+                    await tree.delete(node.slot)
+            except StorageError as error:
+                errors.append(error)
+                failed.set()
+
+        tree.start_soon(end)
+        await failed.wait()
+        raise errors[0]
 
     # ---- agent tools
 

@@ -149,6 +149,10 @@ class Endings:
         gone = Ending("aborted", "asker-ended")
         step.ends += [(s, gone) for s in self._asked_by(subject)]
         self._flush(step)
+        if ending.status == "completed" and subject.kind != "fiber":
+            lost = self.tree.streams.open(subject.slot, subject.id).failed
+            if lost is not None:  # it said more than could be stored
+                step.ends[0] = subject, Ending("error", "failed", str(lost))
         won = self._commit(step)
         if won:
             self._tell(step, stop=[s.slot for s, _ in step.ends[1:] if s.kind == "run"])

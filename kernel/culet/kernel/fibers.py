@@ -180,7 +180,7 @@ class Fibers:
                 and tree.barrier.fenced is None
                 and tree.jobs.mine(taken)
             ):
-                tree.jobs.give_back([taken.row.id], planned=tree.jobs.stopped)
+                tree.jobs.release([taken.row.id])
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken, keep: bool) -> None:
         with self.tree.transaction():

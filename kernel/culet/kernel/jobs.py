@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import msgspec
@@ -261,7 +262,7 @@ class Jobs:
         return out, None
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Dispatch what is due, until cancelled."""
+        """Dispatch what is due, until cancelled. A full disk only delays it."""
         for owner, lane in self.db.execute(_LANES):
             self._stale[owner, lane] = None
         check_s = self.tree.kernel.limits.clock_check_s
@@ -273,7 +274,12 @@ class Jobs:
             now = self.tree.now()
             due, next_due = self._due(now)
             if due:
-                for taken in self._take(due):
+                try:
+                    taken_now = self._take(due)
+                except StorageError as error:
+                    await self._not_taken(due, error)
+                    continue
+                for taken in taken_now:
                     nursery.start_soon(self._work, taken)
                 self.tree.barrier.urge()
                 await trio.lowlevel.checkpoint()
@@ -283,6 +289,7 @@ class Jobs:
 
     def _take(self, due: Iterable[tuple[int, LaneKey]]) -> list[Taken]:
         out: list[Taken] = []
+        gone: list[LaneKey] = []
         with self.tree.transaction():
             for job_id, key in due:
                 take = self.take_number()
@@ -291,15 +298,30 @@ class Jobs:
                 )
                 rows = self.db.execute(_TAKE, (take, job_id))
                 if not rows:  # gone since the lane was looked at
-                    del self.busy[key]
-                    self._workers -= 1
-                    self.touch(*key)
+                    gone.append(key)
                     continue
                 row = JobRow(*rows[0])
-                taken = Taken(row, take, begun_before=bool(before[0][0]))
-                self.busy[key] = taken.token
-                out.append(taken)
+                out.append(Taken(row, take, begun_before=bool(before[0][0])))
+        for taken in out:
+            self.busy[taken.row.owner, taken.row.lane] = taken.token
+        for key in gone:
+            del self.busy[key]
+            self._workers -= 1
+            self.touch(*key)
         return out
+
+    async def _not_taken(
+        self, due: Iterable[tuple[int, LaneKey]], error: StorageError
+    ) -> None:
+        """The take could not be written: nothing was taken, all is due later."""
+        if self.tree.barrier.fenced is not None:
+            await trio.sleep_forever()  # the tree restarts
+        self.tree.kernel.report("storage", None, error, name=f"jobs of {self.tree!r}")
+        await trio.sleep(self.tree.kernel.limits.backoff_base_s)
+        for _job_id, key in due:
+            self.busy.pop(key, None)
+            self._workers -= 1
+            self.touch(*key)
 
     def start(self, nursery: trio.Nursery, taken: Taken) -> None:
         """Work on a job that was born taken, at once."""
@@ -332,7 +354,8 @@ class Jobs:
                 await self._handle(taken)
         except StorageError as error:
             if self.tree.barrier.fenced is None:
-                self._failed(taken, error)
+                with suppress(StorageError):  # then it is only released
+                    self._failed(taken, error)
         finally:
             if not self.tree.closed and self.tree.barrier.fenced is None:
                 self._release(taken)
@@ -440,7 +463,26 @@ class Jobs:
     def _release(self, taken: Taken) -> None:
         """A hold never outlives its task: due again after its back-off."""
         if self.mine(taken):
-            self.give_back([taken.row.id], planned=self.stopped)
+            self.release([taken.row.id])
+
+    def release(self, ids: list[int]) -> None:
+        """Release held jobs now, or as soon as the disk takes it. Never raises."""
+        try:
+            self.give_back(ids, planned=self.stopped)
+        except StorageError as error:
+            self.tree.kernel.report("storage", None, error, name=f"holds {ids}")
+            takes = [row.held for row in map(self.get, ids) if row is not None]
+            self.tree.start_soon(self._release_later, ids, takes)
+
+    async def _release_later(self, ids: list[int], takes: list[int | None]) -> None:
+        held = dict(zip(ids, takes, strict=False))
+        while held and self.tree.barrier.fenced is None and not self.stopped:
+            await trio.sleep(self.tree.kernel.limits.backoff_base_s)
+            found = [row for row in map(self.get, held) if row is not None]
+            with suppress(StorageError):
+                mine = [row.id for row in found if row.held == held[row.id]]
+                self.give_back(mine, planned=False)
+                return
 
     def give_back(self, ids: Iterable[int], *, planned: bool) -> None:
         """Release held jobs; a planned stop gives the attempt back and delays nothing."""

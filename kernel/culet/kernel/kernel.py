@@ -22,7 +22,14 @@ from .classes import Classes
 from .clock import Chance, Clock, SystemClock
 from .core.limits import Limits
 from .core.path import check_name
-from .errors import ChildDidNotStop, Deleted, NotFound, StorageError, UsageError
+from .errors import (
+    ChildDidNotStop,
+    Deleted,
+    NotFound,
+    StorageError,
+    StorageFull,
+    UsageError,
+)
 from .node import Node
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
@@ -195,7 +202,11 @@ class Kernel:
             return store
 
         store: TreeStore = await self._off_loop(work)
-        tree = Tree(self, key, store)
+        try:
+            tree = Tree(self, key, store)
+        except BaseException:
+            store.close()
+            raise
         self._sleeping.pop(key, None)
         assert self._nursery is not None
         await self._nursery.start(tree.run)
@@ -246,18 +257,12 @@ class Kernel:
 
     async def destroy_root(self, tree: Tree) -> None:
         """Delete a root with all below it: its folder goes, its name is free again."""
-        try:
-            await self._destroy(tree)
-        except StorageError as error:  # the next open finishes it, if it was marked
-            self.report("destroy", None, error, name=repr(tree))
-
-    async def _destroy(self, tree: Tree) -> None:
         key = tree.key
-        tree.jobs.stopped = True
-        tree.sockets.close_all([tree.root_slot], 4410, "deleted")
         with tree.transaction():
             tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
             tree.db.execute("DELETE FROM job")
+        tree.jobs.stopped = True
+        tree.sockets.close_all([tree.root_slot], 4410, "deleted")
         tree.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
         await tree.durable()
         await self._leave(tree, final=True)
@@ -290,6 +295,9 @@ class Kernel:
             return
         try:
             await self.open_root(tree.key, create=False)
+        except (NotFound, StorageFull) as error:
+            # nothing of it was durable; or there may be room the next time
+            self.report("storage", None, error, name=f"restart of {tree.key}")
         except Exception as error:
             self._broken[tree.key] = error
             self.report("storage", None, error, name=f"restart of {tree.key}")

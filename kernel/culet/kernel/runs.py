@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -151,6 +152,8 @@ class Runs:
             raise UsageError(msg)
         run = self.dispatch(node, kind, value, ask)
         if ask.detached is not None or run.status != "running":
+            if ask.cancel is not None and run.status == "running":
+                ask.cancel.on_cancel(partial(self.cancel, node.slot, run.run_id))
             await trio.lowlevel.checkpoint()
             return run
         return await self.join(node, run.run_id, ask)

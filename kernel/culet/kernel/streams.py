@@ -13,6 +13,7 @@ A reader that is behind pulls pages; the last look and the switch to live are on
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
@@ -268,7 +269,8 @@ class Stream:
         self.tree.barrier.after.append(partial(self._publish, first, batch))
         self.tree.barrier.touched()
         if self.job is not None and self.job.attempts > 1:
-            self.tree.jobs.progress(self.job)
+            with suppress(StorageError):  # then a restart counts as one without
+                self.tree.jobs.progress(self.job)
         self._wake()
 
     def _wake(self) -> None:

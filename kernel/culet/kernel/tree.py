@@ -487,7 +487,7 @@ class Tree:
         if self.barrier.fenced is None:
             held = [job for n in fresh for job in self.jobs.held_by(n.slot)]
             if held:
-                self.jobs.give_back(held, planned=self.jobs.stopped)
+                self.jobs.release(held)
         for node in fresh:
             node.state = State.STOPPING
             node.reason = reason

@@ -49,7 +49,7 @@ class CancelToken:
         self.reason: str | None = None
         self._event_made = False
         self._event: trio.Event | None = None
-        self._callbacks: list[Callable[[str | None], None]] | None = []
+        self._callbacks: list[Callable[[str | None], object]] | None = []
 
     @property
     def cancelled(self) -> bool:
@@ -76,14 +76,14 @@ class CancelToken:
             self._event = trio.Event()
         await self._event.wait()
 
-    def on_cancel(self, fn: Callable[[str | None], None]) -> None:
+    def on_cancel(self, fn: Callable[[str | None], object]) -> None:
         """Call `fn(reason)` once, when it is cancelled; at once if it is already."""
         if self._callbacks is None:
             fn(self.reason)
         else:
             self._callbacks.append(fn)
 
-    def forget(self, fn: Callable[[str | None], None]) -> None:
+    def forget(self, fn: Callable[[str | None], object]) -> None:
         """Take back `on_cancel`."""
         if self._callbacks is not None and fn in self._callbacks:
             self._callbacks.remove(fn)
@@ -337,8 +337,10 @@ class Turns:
         ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=turn)
         try:
             await node.enter(ctx, _go, node, node.agent, turn, stream)
-        except (FacetAborted, Deleted):
-            raise
+        except (FacetAborted, Deleted) as error:
+            if node.state >= State.STOPPING or not self.tree.jobs.mine(taken):
+                raise  # this turn was stopped; else it met another agent's end
+            self._end(subject, _failure(turn, error), taken)
         except StorageError as error:
             if self.tree.barrier.fenced is not None:
                 raise
