@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,7 +20,7 @@ from culet.adapters import (
 )
 from culet.adapters.chat import ChatResponse
 from culet.kernel import Agent, AgentToolRun, Chunk, Limits, Turn
-from culet.kernel.errors import UsageError
+from culet.kernel.errors import FacetAborted, StorageError, UsageError
 from culet.kernel.ports import TreeKey
 from culet.kernel.testing import Harness, open_test_kernel
 
@@ -99,6 +99,9 @@ class Talker(AIChatAgent):
     async def submit(self, text: str, key: str) -> Submission:
         message = user(f"u{len(self.messages)}", text)
         return await self.submit_messages([message], idempotency_key=key)
+
+    async def streams(self) -> list[str]:
+        return [r[0] for r in self.sql("SELECT DISTINCT stream FROM culet_entry")]
 
     async def stored(self) -> list[dict[str, Any]]:
         return self.messages
@@ -526,17 +529,25 @@ async def test_a_turn_cannot_wait_for_the_next_one(clock: object) -> None:
         assert "submit_messages" in result.error
 
 
-async def test_a_continuation_goes_on_in_the_last_message(clock: object) -> None:
-    class Adds(AIChatAgent):
-        async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
-            if turn.continuation:
-                await DOORS.through("wait:c")
-            yield {"type": "text-delta", "id": "t", "delta": str(turn.continuation)}
+class Adds(AIChatAgent):
+    """Its answer is one word, a continuation adds two, with a door between."""
 
-        async def ask(self) -> TurnResult:
-            await self.save_messages([user("u1", "x")])
-            return await self.continue_last_turn()
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        if turn.continuation:
+            yield {"type": "text-delta", "id": "t", "delta": "two "}
+            await DOORS.through("wait:c")
+            yield {"type": "text-delta", "id": "t", "delta": "three"}
+        else:
+            yield {"type": "text-delta", "id": "t", "delta": "one "}
 
+    async def ask(self) -> TurnResult:
+        await self.save_messages([user("u1", "x")])
+        return await self.continue_last_turn()
+
+
+async def test_a_continuation_goes_on_in_the_last_message_and_is_never_offered(
+    clock: object,
+) -> None:
     path = ("Adds", "a")
     async with (
         open_test_kernel(roots=[Adds]) as test,
@@ -546,19 +557,70 @@ async def test_a_continuation_goes_on_in_the_last_message(clock: object) -> None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(adds.ask)
             await DOORS.at("wait:c")
-            tab.send("cf_agent_stream_resume_request", probeId="p")
-            await tab.until(lambda c: bool(probes(c, "p")))
-            assert probes(tab, "p") == ["resume_none"]  # it is shown, never offered
-            assert "reason" not in tab.frames[-1]
-            DOORS.open("wait:c")
+            await tab.until(lambda c: any(f.get("continuation") for f in c.frames))
+            async with connected(test.kernel, path) as late:
+                assert late.frames[-1]["type"] == "cf_agent_mcp_servers"
+                late.send("cf_agent_stream_resume_request", probeId="p")
+                await late.until(lambda c: bool(probes(c, "p")))
+                updated, none = late.frames[-2:]
+                assert said(updated["message"]) == "one two "
+                assert probes(late, "p") == ["resume_none"]
+                assert "reason" not in none
+                DOORS.open("wait:c")
+                await late.until(lambda c: bool(c.frames[-1].get("done")))
+                live = [f for f in late.frames if f.get("continuation")]
+                words = [msgspec.json.decode(f["body"]) for f in live[:-1]]
+                assert [w["delta"] for w in words] == ["three"]
         stored = await history(test, path)
-        assert len(stored) == 2
-        assert said(stored[1]) == "FalseTrue"
-        await tab.until(lambda c: bool(c.frames[-1].get("done")))
+        assert texts(stored) == ["x", "one two three"]
+        await tab.until(lambda c: bool(c.frames[-1].get("continuation")))
         frames = [f for f in tab.frames if f.get("continuation")]
         assert "messageId" not in msgspec.json.decode(frames[0]["body"])
         assert frames[-1]["done"]
-        assert texts(tab.frames[-2]["messages"])[-1] == "FalseTrue"
+        assert texts(tab.frames[-2]["messages"])[-1] == "one two three"
+
+
+async def test_a_continuation_goes_on_after_a_crash_and_adds_once(
+    clock: object,
+) -> None:
+    path = ("Adds", "a")
+    async with open_test_kernel(roots=[Adds]) as test:
+        adds = await test.kernel.get_agent(Adds, "a")
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with suppress(StorageError, FacetAborted):
+                    await adds.ask()
+
+            nursery.start_soon(ask)
+            await DOORS.at("wait:c")
+            await trio.sleep(1)
+            await test.crash()
+            nursery.cancel_scope.cancel()
+        await test.reopen()
+        tree = await test.kernel.open_root(TreeKey(*path))
+        (active,) = [r[0] for r in tree.db.execute("SELECT what FROM job")]
+        subject = tree.endings.subject(tree.root_slot, active)
+        assert subject is not None
+        tree.endings.cancel(subject, "by the test")
+        for _ in range(2):
+            assert texts(await history(test, path)) == ["x", "one two"]
+            await test.crash()
+            await test.reopen()
+
+
+async def test_streams_of_turns_long_past_are_forgotten_their_messages_are_not(
+    clock: object,
+) -> None:
+    limits = Limits(retained_turns=2)
+    async with open_test_kernel(roots=[Talker], limits=limits) as test:
+        talker = await test.kernel.get_agent(Talker, "a")
+        kept = await talker.submit("first", "key")
+        for number in range(6):
+            await talker.ask(f"n{number}")
+        assert (await talker.submit("again", "key")).request_id == kept.request_id
+        assert len(await talker.stored()) == 14
+        assert len(await talker.streams()) <= 4
 
 
 def test_a_class_that_hides_a_member_of_the_base_is_refused() -> None:

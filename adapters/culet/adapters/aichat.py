@@ -224,7 +224,7 @@ class AIChatAgent(Agent):
                 if not begun:
                     begun = True
                     yield self._start(chunk if is_start else {"type": "start"}, turn)
-                    self._chat.announce(turn.request_id)
+                    self._chat.offers.announce(turn.request_id)
                 if not is_start:  # a later one would begin the message anew
                     yield chunk
         if self._chat.transcript.noted(turn.request_id) is None:
@@ -244,7 +244,7 @@ class AIChatAgent(Agent):
         """Ask the hook whether a turn goes on after a crash; if not, it ends here."""
         told = turn.chunks()
         turn.message_id = rules.message_id_of(told, turn.message_id)
-        self._chat.announce(turn.request_id)
+        self._chat.offers.announce(turn.request_id)
         message = rules.assistant_message(turn.message_id, told, ended=None)
         parts = message["parts"] if message else []
         ctx = ChatRecovery(
@@ -285,7 +285,7 @@ class AIChatAgent(Agent):
         self._chat = Chat(self)
 
     def _hello(self, connection: Connection) -> list[str]:
-        return self._chat.hello(connection)
+        return self._chat.offers.hello(connection)
 
     def _ended(self, stream_id: str, end: End) -> None:
         self._chat.ended(stream_id, end)
@@ -301,9 +301,9 @@ class AIChatAgent(Agent):
             case client.ChatMessages():
                 self._chat.add(frame.messages, without=connection)
             case client.ResumeRequest():
-                self._chat.probe(frame.probe_id, connection)
+                self._chat.offers.probe(frame.probe_id, connection)
             case client.ResumeAck():
-                self._chat.acknowledge(frame.id, connection)
+                self._chat.offers.acknowledge(frame.id, connection)
             case client.ToolResult() | client.ToolApproval():
                 log.info("ignored a client's answer to %s", frame.tool_call_id)
             case _:

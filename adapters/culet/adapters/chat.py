@@ -17,6 +17,7 @@ import msgspec
 
 from culet.adapters import messages as rules
 from culet.adapters.messages import Message
+from culet.adapters.resume import Offers
 from culet.adapters.transcript import Note, Transcript
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
@@ -25,7 +26,7 @@ from culet.kernel.errors import CapacityError, StorageError, UsageError
 from culet.kernel.node import Ambient, ambient
 from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
-from culet.kernel.streams import Cursor, End, Stream, TurnView
+from culet.kernel.streams import End, Stream, TurnView
 from culet.kernel.turn import Turn
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ _TURNS: Final = (
     " ORDER BY held IS NULL, due_at, id"
 )
 _STREAMS: Final = "SELECT id FROM fiber WHERE owner = ? AND kind = 'turn'"
+_OLD: Final = (
+    "SELECT id, key FROM fiber WHERE owner = ? AND kind = 'turn'"
+    " AND status <> 'running' ORDER BY born DESC LIMIT 16 OFFSET ?"
+)
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +65,8 @@ class Chat:
         self.tree = self.node.tree
         self.slot = self.node.slot
         self.transcript = Transcript(self.node.db)
-        self._origins: dict[str, Connection] = {}  # who asked for a turn
-        self._waiting: dict[str, dict[Connection, None]] = {}  # told `pending`
-        self._following: dict[str, dict[Connection, None]] = {}  # have acknowledged
+        self.origins: dict[str, Connection] = {}  # who asked for a turn
+        self.offers = Offers(self)
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -101,18 +105,21 @@ class Chat:
             self.transcript.delete(merged.delete)
             self.transcript.put(merged.put)
             self._note(frame.id, None)
-        self._origins[frame.id] = connection
+        self.origins[frame.id] = connection
         ids = rules.trailing_user_ids(frame.messages)
         self._owe(frame.id, fields, connection.identity, {"messageIds": ids})
+        view = self.view(frame.id)
+        if view is not None:  # also a client that wants no frames of the protocol
+            view.peers[connection] = None
         self.tell(without=connection)
 
     def _again(self, request_id: str, connection: Connection) -> None:
         """A request came twice: this client gets its stream, unless it hears it."""
         subject = self.tree.endings.subject(self.slot, request_id)
         if subject is not None and subject.kind == "turn":
-            view = self._view(request_id)
+            view = self.view(request_id)
             if view is None or connection not in view.peers:
-                self._replay(request_id, connection)
+                self.offers.replay(request_id, connection)
 
     def ask(
         self,
@@ -169,6 +176,24 @@ class Chat:
             self.node, request_id, name="chat", lane=LANE, payload=payload, key=key,
             metadata=dict(about),
         )  # fmt: skip
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Drop what turns long past have streamed: their messages say the same.
+
+        Their rows go as well, but those with a key, which is to be known for ever.
+        """
+        keep = self.tree.kernel.limits.retained_turns
+        old = self.tree.db.execute(_OLD, (self.slot, keep))
+        if not old:
+            return
+        with self.node.db.transaction():
+            self.transcript.drop_streams(turn for turn, _key in old)
+        with self.tree.transaction():
+            for turn, key in old:
+                if key is None:
+                    sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
+                    self.tree.db.execute(sql, (self.slot, turn))
 
     def add(
         self, messages: Sequence[Message], *, without: Connection | None = None
@@ -240,16 +265,6 @@ class Chat:
         assert note is not None
         return note
 
-    def announce(self, request_id: str) -> None:
-        """The first chunk is said: who was told `pending` is offered the stream."""
-        view = self._view(request_id)
-        for connection in self._waiting.pop(request_id, ()):
-            if connection is self._origins.get(request_id):
-                continue  # it hears its own request from the first chunk on
-            if view is not None:
-                view.peers.pop(connection, None)
-            connection.say(frames.stream_resuming(request_id))
-
     def store_reply(self, request_id: str) -> Message | None:
         """Store the message as it will be when the turn completes. Tells nobody."""
         message = self._fold(request_id, "completed")
@@ -261,11 +276,9 @@ class Chat:
 
     def ended(self, request_id: str, end: End) -> None:
         """A turn ended: its message is stored in this step, clients hear of it in order."""
-        origin = self._origins.pop(request_id, None)
+        origin = self.origins.pop(request_id, None)
         note = self.transcript.noted(request_id)
-        for connection in self._waiting.pop(request_id, ()):
-            connection.say(frames.stream_none())
-        self._following.pop(request_id, None)
+        self.offers.over(request_id)
         if note is None:
             return
         try:
@@ -288,7 +301,7 @@ class Chat:
             self.node.hook(ctx, self.agent.on_chat_response, result)
 
     def _seen(self, request_id: str) -> bool:
-        view = self._view(request_id)
+        view = self.view(request_id)
         return view is not None and bool(view.peers)
 
     def _keep(self, request_id: str, end: End) -> Message | None:
@@ -302,15 +315,27 @@ class Chat:
         self.tree.touched()
         return message
 
-    def _fold(self, request_id: str, ended: str | None) -> Message | None:
-        note = self.transcript.noted(request_id)
-        if note is None:
-            return None
+    def shown(self, request_id: str) -> Message | None:
+        """Return the message as far as its chunks are published; the rest comes live."""
+        stream = self.tree.streams.open(self.slot, request_id)
+        count = max(stream.published - 1, 0)
+        return self._message(request_id, stream.bodies()[:count], None)
+
+    def _fold(self, request_id: str, ended: str) -> Message | None:
+        """Return the message that a turn leaves; None: it shows nothing, or was cleared."""
         stream = self.tree.streams.find(self.slot, request_id)
         if stream is None:  # ended in a former life: read it, keep no object
             stream = Stream(self.tree, self.slot, request_id, fresh=False)
         stream.flush()
-        chunks = [msgspec.json.decode(body) for body in stream.bodies()]
+        return self._message(request_id, stream.bodies(), ended)
+
+    def _message(
+        self, request_id: str, bodies: list[str], ended: str | None
+    ) -> Message | None:
+        note = self.transcript.noted(request_id)
+        if note is None:
+            return None
+        chunks = [msgspec.json.decode(body) for body in bodies]
         message_id = note.message_id
         if not note.continuation:
             message_id = rules.message_id_of(chunks, message_id)
@@ -326,89 +351,14 @@ class Chat:
         skipped = () if without is None else (without,)
         self.tree.sockets.push_all(self.slot, blob, without=skipped)
 
-    def hello(self, connection: Connection) -> list[str]:
-        """Return what a client that connects is told: a stream to resume, or the transcript."""
-        active = self._active()
-        if active is not None:
-            if self._said(active):
-                return [frames.stream_resuming(active)]
-            self._waiting.setdefault(active, {})[connection] = None
-            return [frames.stream_pending(active)]
-        unseen = self.transcript.unseen
-        if unseen is not None:
-            return [frames.stream_resuming(unseen)]
-        return [frames.chat_messages(self.transcript.texts(), connect=True)]
+    # ---- which turn
 
-    def probe(self, probe_id: str | None, connection: Connection) -> None:
-        """Answer one resume request: exactly one of resuming, pending, none."""
-        active = self._active()
-        if active is None:
-            unseen = self.transcript.unseen
-            connection.say(
-                frames.stream_none("idle", probe_id)
-                if unseen is None
-                else frames.stream_resuming(unseen, probe_id)
-            )
-            return
-        view = self._view(active)
-        if view is not None and view.continuation:
-            self._show_continuation(active, view, probe_id, connection)
-        elif self._said(active):
-            if view is not None and connection not in self._following.get(active, ()):
-                view.peers.pop(connection, None)  # nothing live until it acknowledges
-            connection.say(frames.stream_resuming(active, probe_id))
-        else:
-            self._waiting.setdefault(active, {})[connection] = None
-            connection.say(frames.stream_pending(active, probe_id))
-
-    def _show_continuation(
-        self,
-        request_id: str,
-        view: TurnView,
-        probe_id: str | None,
-        connection: Connection,
-    ) -> None:
-        """A continuation is never offered: the message so far, then live frames."""
-        message = self._fold(request_id, None)
-        if message is not None and self._said(request_id):
-            body = msgspec.json.encode(message).decode()
-            connection.say(frames.message_updated(body))
-        connection.say(frames.stream_none(None, probe_id))
-        view.peers[connection] = None
-
-    def acknowledge(self, request_id: str, connection: Connection) -> None:
-        """Replay a turn to a client, then live frames; a finished one ends with its end."""
-        subject = self.tree.endings.subject(self.slot, request_id)
-        if subject is None or subject.kind not in ("turn", "run"):
-            return
-        if self.transcript.unseen == request_id:
-            self.transcript.set_unseen(None)
-            self.tree.touched()
-        self._replay(request_id, connection)
-
-    def _replay(self, request_id: str, connection: Connection) -> None:
-        if any(c.stream_id == request_id and c.kind == "turn"
-               for c in connection._cursors):  # fmt: skip
-            return  # it is under way already
-        view = self._view(request_id)
-        if view is not None:
-            view.peers.pop(connection, None)
-            self._following.setdefault(request_id, {})[connection] = None
-        connection.follow(Cursor(self.slot, request_id, "turn"))
-
-    def _turns(self) -> list[str]:
+    def turns(self) -> list[str]:
+        """Return the turns that are owed: the one that runs, then the queue."""
         return [what for (what,) in self.tree.db.execute(_TURNS, (self.slot, LANE))]
 
-    def _active(self) -> str | None:
-        """Return the turn that runs, or the one that comes first."""
-        turns = self._turns()
-        return turns[0] if turns else None
-
-    def _said(self, request_id: str) -> bool:
-        stream = self.tree.streams.open(self.slot, request_id)
-        return stream.committed + len(stream.staged) > 0
-
-    def _view(self, request_id: str) -> TurnView | None:
+    def view(self, request_id: str) -> TurnView | None:
+        """Return how the clients see a turn whose stream is in memory."""
         stream = self.tree.streams.find(self.slot, request_id)
         views = () if stream is None else stream.views
         return next((v for v in views if isinstance(v, TurnView)), None)
@@ -424,7 +374,7 @@ class Chat:
     def clear(self, *, without: Connection | None = None) -> None:
         """Forget all messages; turns end, a run's with an error that says why."""
         self.node.check()
-        turns = self._turns()
+        turns = self.turns()
         subjects = [self.tree.endings.subject(self.slot, t) for t in turns]
         self.transcript.forget(self.transcript.all_noted())
         for subject in subjects:

@@ -79,6 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connections_per_address: int = 1_000
     rpc_per_connection: int = 1_024  # in flight
     messages_per_chat: int = 10_000
+    retained_turns: int = 100  # of a chat whose streams may still be replayed
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

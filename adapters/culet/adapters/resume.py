@@ -1,0 +1,132 @@
+"""The resume handshake: what a client that connects or asks is offered.
+
+Every probe gets one answer: `resuming` when a turn streams, `pending` when one is owed
+that has said nothing, `none` otherwise. A client that was offered a stream hears nothing
+of it live until it acknowledges; then it gets all of it from the first chunk on. A
+continuation is never offered: it is shown as far as it is, and heard live from there,
+because clients build a resumed stream as a message of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from culet.kernel.core import frames
+from culet.kernel.sockets import Connection
+from culet.kernel.streams import Cursor, TurnView
+
+if TYPE_CHECKING:
+    from culet.adapters.chat import Chat
+
+
+@final
+class Offers:
+    """Who was offered which turn, in this life of the agent."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self._waiting: dict[str, dict[Connection, None]] = {}  # told `pending`
+        self._following: dict[str, dict[Connection, None]] = {}  # have acknowledged
+
+    def hello(self, connection: Connection) -> list[str]:
+        """Return what a client that connects is told: a stream to resume, or the transcript."""
+        active = self._active()
+        if active is not None:
+            said = self._said(active)
+            view = self.chat.view(active)
+            if view is not None and view.continuation:
+                return []  # it is shown to who asks
+            if said:
+                return [frames.stream_resuming(active)]
+            self._waiting.setdefault(active, {})[connection] = None
+            return [frames.stream_pending(active)]
+        unseen = self.chat.transcript.unseen
+        if unseen is not None:
+            return [frames.stream_resuming(unseen)]
+        return [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
+
+    def probe(self, probe_id: str | None, connection: Connection) -> None:
+        """Answer one resume request: exactly one of resuming, pending, none."""
+        active = self._active()
+        if active is None:
+            unseen = self.chat.transcript.unseen
+            connection.say(
+                frames.stream_none("idle", probe_id)
+                if unseen is None
+                else frames.stream_resuming(unseen, probe_id)
+            )
+            return
+        said = self._said(active)
+        view = self.chat.view(active)
+        if view is not None and view.continuation:
+            self._show_continuation(active, view, probe_id, connection)
+        elif said:
+            if view is not None and connection not in self._following.get(active, ()):
+                view.peers.pop(connection, None)  # nothing live until it acknowledges
+            connection.say(frames.stream_resuming(active, probe_id))
+        else:
+            self._waiting.setdefault(active, {})[connection] = None
+            connection.say(frames.stream_pending(active, probe_id))
+
+    def _show_continuation(
+        self,
+        request_id: str,
+        view: TurnView,
+        probe_id: str | None,
+        connection: Connection,
+    ) -> None:
+        """A continuation is never offered: the message so far, then live frames."""
+        message = self.chat.shown(request_id)
+        if message is not None and self._said(request_id):
+            body = msgspec.json.encode(message).decode()
+            connection.say(frames.message_updated(body))
+        connection.say(frames.stream_none(None, probe_id))
+        view.peers[connection] = None
+
+    def acknowledge(self, request_id: str, connection: Connection) -> None:
+        """Replay a turn to a client, then live frames; a finished one ends with its end."""
+        subject = self.chat.tree.endings.subject(self.chat.slot, request_id)
+        if subject is None or subject.kind not in ("turn", "run"):
+            return
+        if self.chat.transcript.unseen == request_id:
+            self.chat.transcript.set_unseen(None)
+            self.chat.tree.touched()
+        self.replay(request_id, connection)
+
+    def replay(self, request_id: str, connection: Connection) -> None:
+        """Let a client have a turn from its first chunk on, then live."""
+        if any(c.stream_id == request_id and c.kind == "turn"
+               for c in connection._cursors):  # fmt: skip
+            return  # it is under way already
+        view = self.chat.view(request_id)
+        if view is not None:
+            view.peers.pop(connection, None)
+            self._following.setdefault(request_id, {})[connection] = None
+        connection.follow(Cursor(self.chat.slot, request_id, "turn"))
+
+    def _active(self) -> str | None:
+        """Return the turn that runs, or the one that comes first."""
+        turns = self.chat.turns()
+        return turns[0] if turns else None
+
+    def _said(self, request_id: str) -> bool:
+        stream = self.chat.tree.streams.open(self.chat.slot, request_id)
+        return stream.committed + len(stream.staged) > 0
+
+    def announce(self, request_id: str) -> None:
+        """The first chunk is said: who was told `pending` is offered the stream."""
+        view = self.chat.view(request_id)
+        for connection in self._waiting.pop(request_id, ()):
+            if connection is self.chat.origins.get(request_id):
+                continue  # it hears its own request from the first chunk on
+            if view is not None:
+                view.peers.pop(connection, None)
+            connection.say(frames.stream_resuming(request_id))
+
+    def over(self, request_id: str) -> None:
+        """A turn ended: who still waited for its first chunk is told that there is none."""
+        for connection in self._waiting.pop(request_id, ()):
+            connection.say(frames.stream_none())
+        self._following.pop(request_id, None)
