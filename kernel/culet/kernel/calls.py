@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
@@ -353,7 +353,7 @@ class OutsideTarget:
                     await tree.durable()
 
 
-async def iterate(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+async def iterate(stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Yield from an async generator and close it for certain, in this task."""
     try:
         async for item in stream:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -51,6 +52,7 @@ class Connection:
 
     __slots__ = (
         "_attached",
+        "_begun",
         "_cursors",
         "_inbox",
         "_opened",
@@ -86,6 +88,8 @@ class Connection:
         self._tree, self._slot, self._peer = tree, slot, peer
         self._inbox: deque[str | bytes] = deque()
         self._pumping = False
+        self._begun = trio.Event()  # of the newest message: its handler runs
+        self._begun.set()
         self._opened = False
         self._attached = False
         self._working = 0
@@ -246,14 +250,25 @@ class Connection:
         self._working += 1
         ctx = Ambient(node, connection=self, request=self.context.request,
                       identity=self.identity)  # fmt: skip
-        node.spawn(ctx, self._one, node, ctx, fn, what)
+        before, self._begun = self._begun, trio.Event()
+        node.spawn(ctx, self._one, node, ctx, fn, what, before, self._begun)
 
     async def _one(
-        self, node: Node, ctx: Ambient, fn: Callable[..., Any], what: Any
+        self,
+        node: Node,
+        ctx: Ambient,
+        fn: Callable[..., Any],
+        what: Any,
+        before: trio.Event,
+        begun: trio.Event,
     ) -> None:
         try:
+            if not before.is_set():  # tasks start in any order, messages must not
+                await before.wait()
+            begun.set()
             await fn(node, ctx, self, what)
         finally:
+            begun.set()
             self._working -= 1
             self._room.set()
 
@@ -312,12 +327,13 @@ async def _stream(
     node: Node, conn: Connection, call_id: str, method: Method, args: Any
 ) -> str | None:
     final: Any = None
-    async for value in iterate(method.fn(node.agent, *args)):
-        if isinstance(value, RpcFinal):
-            final = value.value
-            break
-        conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
-        await trio.lowlevel.checkpoint()
+    async with aclosing(iterate(method.fn(node.agent, *args))) as values:
+        async for value in values:
+            if isinstance(value, RpcFinal):
+                final = value.value
+                break
+            conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
+            await trio.lowlevel.checkpoint()
     return None if final is None else _encode(final).decode()
 
 
