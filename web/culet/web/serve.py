@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
-import math
 import signal
 import threading
 from collections import Counter
@@ -87,7 +86,7 @@ class _Server:
         self.limits = gateway.limits
         self.wire = Wire(gateway.limits)
         self.config = self._configure()
-        self.app = wrap_app(cast(Any, app), self.config.wsgi_max_body_size, "asgi")
+        self.app = wrap_app(_finishing(app), self.config.wsgi_max_body_size, "asgi")
         self.open: Counter[str] = Counter()
         self.total = 0
         self.streams: set[trio.SocketStream] = set()
@@ -111,34 +110,51 @@ class _Server:
         """Accept until told to stop; then let what is open end in order."""
         state: dict[str, Any] = {}
         lifespan = Lifespan(self.app, self.config, state)
+        # a cancelled server still shuts its app down: what the app opened is closed
+        life = trio.CancelScope(shield=True)
+
+        async def live(*, task_status: trio.TaskStatus[None]) -> None:
+            with life:
+                await lifespan.handle_lifespan(task_status=task_status)
+
         async with trio.open_nursery() as outer:
-            await outer.start(lifespan.handle_lifespan)
+            await outer.start(live)
             await lifespan.wait_for_startup()
-            context = WorkerContext(None)
-            async with trio.open_nursery() as handlers:
-                handle = partial(self._handle, context, state)
-                async with trio.open_nursery() as accepting:
-                    handlers.start_soon(self.wire.flush)
-                    handlers.start_soon(self.wire.keep)
-                    await accepting.start(
-                        partial(
-                            trio.serve_listeners,
-                            handle,
-                            listeners,
-                            handler_nursery=handlers,
-                        )
+            try:
+                await self._accept(state, listeners, host, task_status)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await lifespan.wait_for_shutdown()
+                    life.cancel(reason="the server has stopped")
+
+    async def _accept(
+        self,
+        state: dict[str, Any],
+        listeners: list[trio.SocketListener],
+        host: str,
+        task_status: trio.TaskStatus[str],
+    ) -> None:
+        context = WorkerContext(None)
+        async with trio.open_nursery() as handlers:
+            async with trio.open_nursery() as accepting:
+                handlers.start_soon(self.wire.flush)
+                handlers.start_soon(self.wire.keep)
+                await accepting.start(
+                    partial(
+                        trio.serve_listeners,
+                        partial(self._handle, context, state),
+                        listeners,
+                        handler_nursery=handlers,
                     )
-                    url = _url(host, listeners)
-                    self._warn(host)
-                    log.info("serving on %s", url)
-                    task_status.started(url)
-                    await _stop_signal()
-                    accepting.cancel_scope.cancel(reason="the server stops")
-                await context.terminated.set()
-                await self._wind_down()
-                handlers.cancel_scope.cancel(reason="the server stops")
-            await lifespan.wait_for_shutdown()
-            outer.cancel_scope.cancel()
+                )
+                url = _url(host, listeners)
+                self._warn(host)
+                log.info("serving on %s", url)
+                await _stop_signal(task_status, url)
+                accepting.cancel_scope.cancel(reason="the server stops")
+            await context.terminated.set()
+            await self._wind_down()
+            handlers.cancel_scope.cancel(reason="the server stops")
 
     def _warn(self, host: str) -> None:
         if not self.gateway.guarded and not _is_loopback(host):
@@ -224,6 +240,29 @@ class _Server:
         return first
 
 
+def _finishing(app: QuartTrio) -> Any:
+    """Let the last message of each response reach hypercorn's end of it.
+
+    While it is sent, hypercorn tells the app that the client is gone, at which
+    Quart-Trio cancels the task that is sending: the socket was not closed, and one that
+    is kept alive had no idle timer any more. Sends have a deadline of their own.
+    """
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            last = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
+            with trio.CancelScope(shield=last):
+                await send(message)
+
+        await cast(Any, app)(
+            scope, receive, sending if scope["type"] == "http" else send
+        )
+
+    return wrapped
+
+
 @final
 class _Replayed(trio.abc.HalfCloseableStream):
     """A stream whose first bytes were read already, and whose sends have a deadline."""
@@ -275,11 +314,16 @@ async def _answer(stream: trio.SocketStream, status: int, text: str) -> None:
             pass
 
 
-async def _stop_signal() -> None:
-    """Return at the first SIGINT or SIGTERM; elsewhere than in the main thread, never."""
+async def _stop_signal(task_status: trio.TaskStatus[str], url: str) -> None:
+    """Report that the server runs; return at the first SIGINT or SIGTERM.
+
+    Signals are heard in the main thread only; elsewhere a server is cancelled.
+    """
     if threading.current_thread() is not threading.main_thread():
-        await trio.sleep(math.inf)
+        task_status.started(url)
+        await trio.sleep_forever()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started(url)
         async for number in signals:
             log.info("stopping: %s", signal.Signals(number).name)
             return
