@@ -669,7 +669,7 @@ async def test_restarts_with_progress_do_not_kill_a_run(clock: object) -> None:
 @pytest.mark.rule("kernel-mini-9")
 async def test_progress_of_a_nested_run_counts_for_its_askers(clock: object) -> None:
     async with opened() as test:
-        root, me = await opened_top(test)
+        root, _me = await opened_top(test)
         inner = [step for i in range(9) for step in (["say", str(i)], ["sleep", 1])]
         script = [["run", "mid", [["run", "in", inner]]]]
         async with trio.open_nursery() as nursery:
