@@ -36,7 +36,7 @@ types: $(DEV)
 unit: $(DEV)
 	$(BIN)/python -m pytest
 
-test: lint types unit
+test: lint types js unit
 
 js: tests/js/node_modules/.stamp tests/js/.chromium
 

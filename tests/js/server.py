@@ -1,6 +1,6 @@
 """A small server for the published clients and the page; prints its URL, then serves.
 
-    python tests/js/server.py [--demo DOCS]
+python tests/js/server.py [--demo DOCS]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from culet.web.demo.corpus import corpora
 from culet.web.demo.pages import add_pages
 
 PACE_S = 0.03
+DEMO_PACE_S = 0.15  # slow enough to be stopped by hand
 
 
 class ChatBot(AIChatAgent):
@@ -31,7 +32,11 @@ class ChatBot(AIChatAgent):
             yield {"type": "text-start", "id": "t"}
         for i in range(said, 40):
             await trio.sleep(PACE_S)
-            yield {"type": "text-delta", "id": "t", "delta": f"w{i}" if i == 0 else f" w{i}"}
+            yield {
+                "type": "text-delta",
+                "id": "t",
+                "delta": f"w{i}" if i == 0 else f" w{i}",
+            }
         yield {"type": "text-end", "id": "t"}
         yield {"type": "finish-step"}
         yield {"type": "finish", "finishReason": "stop"}
@@ -79,7 +84,7 @@ async def main(docs: str | None, data: str | None) -> None:
     roots: list[type[Agent]] = [Supervisor, ChatBot]
     facets: list[type[Agent]] = [Worker]
     if docs is not None:
-        demo = demo_classes(corpora([docs]), PACE_S)
+        demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)
         facets += [demo.researcher, demo.library]
     with tempfile.TemporaryDirectory(prefix="culet-js-") as folder:

@@ -7,6 +7,7 @@ facet owns the full-text index and builds it in small slices.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple, cast
@@ -24,6 +25,7 @@ from culet.web.demo.corpus import Corpus
 from culet.web.demo.index import Index, Progress
 
 SLICE_S: Final = 0.010  # of indexing before others run
+STEPS: Final = 8  # of indexing between two barriers that are waited for
 TOLD_S: Final = 0.25  # between two reports of progress to the page
 
 
@@ -43,9 +45,12 @@ class Library(Agent):
         told_at = 0.0
         async with self.keep_alive():
             parent = await self.parent_agent(self.assistant)
-            while True:
+            for number in itertools.count(1):
                 progress = self.index.build_step(SLICE_S, time.perf_counter)
-                await self.durable()  # its log and its pages grow at the disk's pace
+                if number % STEPS == 0:
+                    await self.durable()  # its log grows at the disk's pace
+                else:
+                    await trio.lowlevel.checkpoint()
                 now = trio.current_time()
                 if progress.done or now - told_at > TOLD_S:
                     told_at = now
@@ -143,6 +148,10 @@ class Assistant(Think):
         library = await self.dynamic_agents.get(self.library, "library")
         return await library.search(terms, limit)
 
+    async def on_chat_cleared(self) -> None:
+        """Forget the runs of a conversation that was cleared."""
+        await self.runs.clear()
+
     async def library_progress(self, progress: Progress) -> None:
         """Tell the page how far the index is."""
         told = {
@@ -161,12 +170,13 @@ class Assistant(Think):
             "role": "user",
             "parts": [{"type": "text", "text": question}],
         }
+        earlier = {run.run_id for run in self.runs.list()}
         result = await self.save_messages([message])
         return Asked(
             status=result.status,
             error=result.error,
             answer=answer_of(to_model_messages(self.messages)),
-            runs=[_told(run) for run in self.runs.list()],
+            runs=[_told(r) for r in self.runs.list() if r.run_id not in earlier],
         )
 
 

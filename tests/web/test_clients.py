@@ -1,0 +1,86 @@
+"""The published npm clients and a real browser against a real server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+JS = Path(__file__).parent.parent / "js"
+DOCS = JS.parent / "kill" / "docs"
+NODE = shutil.which("node")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PACKAGES = (JS / "node_modules" / ".stamp").exists()
+IN_CI = "CI" in os.environ
+
+needs_packages = pytest.mark.skipif(
+    not (NODE and PACKAGES) and not IN_CI, reason="run `make js` first (Node 20)"
+)
+needs_browser = pytest.mark.skipif(
+    not (NODE and PACKAGES and CHROMIUM) and not IN_CI, reason="there is no chromium"
+)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = subprocess.Popen(
+        [sys.executable, str(JS / "server.py"), "--demo", str(DOCS)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline().strip()
+        assert line, "the server did not start"
+        yield line
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def run_node(name: str, **env: str) -> None:
+    assert NODE is not None, "CI needs node"
+    clean = {k: v for k, v in os.environ.items() if k != "NODE_TEST_CONTEXT"}
+    done = subprocess.run(
+        [NODE, "--test", "--test-reporter=tap", name],
+        cwd=JS,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**clean, **env},
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "# skipped 0" in done.stdout, done.stdout[-3000:]
+
+
+@needs_packages
+def test_our_reducer_equals_the_published_one() -> None:
+    run_node("peer.test.mjs")
+
+
+@needs_packages
+@pytest.mark.slow
+def test_the_published_clients_work_with_the_gateway(url: str) -> None:
+    run_node("clients.test.mjs", CULET_URL=url)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_in_a_browser(url: str) -> None:
+    run_node("page.test.mjs", CULET_URL=url)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_survives_kill_9_of_its_server() -> None:
+    command = (
+        f"{sys.executable} -m culet.web demo --data {{dir}} --port {{port}}"
+        f" --docs {DOCS} --pace 0.1"
+    )
+    run_node("survive.test.mjs", CULET_CMD=command)
