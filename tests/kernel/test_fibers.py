@@ -80,7 +80,6 @@ class Nester(Agent):
 
         async def in_background() -> None:
             await trio.sleep(5)
-            self.stash(1)
             DONE["outlived"] += 1
 
         await self.fibers.start("bg", in_background)
@@ -280,6 +279,7 @@ async def test_resolving_from_outside(clock: object) -> None:
         assert not me.fibers.resolve(fiber_id, FiberResolution(result=8))
         assert me.fibers.inspect(fiber_id).result == 7
         await test.advance(10)
+        assert DONE == {}
         assert me.fibers.inspect(fiber_id).result == 7
         assert left(test)[1] == []
 
@@ -327,6 +327,7 @@ async def test_restarts_with_a_stash_each_do_not_use_it_up(clock: object) -> Non
         root, _me = await opened_top(test)
         for _ in range(8):
             await crash_during(test, 1.5, root.steps, "s", 9)
+            root, _me = await opened_top(test)
             await settle()
         assert all(s == "completed" for _n, s in left(test)[0])
         assert len(TOLD) == 8

@@ -313,6 +313,9 @@ class Endings:
                 stream.close(end)
             self._wake(subject)
             self.tree.emit(f"{subject.kind}:end", subject, ending)
+        for subject, _ending, _n in step.told[1:]:
+            if subject.kind != "run":  # their agent lives on
+                self.tree.stop_worker(subject.slot, subject.id, "asker-ended")
         if stop:
             self.tree.stop_all(stop, "the run was ended")
 

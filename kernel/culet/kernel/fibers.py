@@ -15,7 +15,7 @@ import trio
 
 from .core.run import Status
 from .endings import Ending, Subject, json_text
-from .errors import NotFound, UsageError
+from .errors import FacetAborted, NotFound, UsageError
 from .jobs import StartFailed, Taken
 from .node import Ambient, Node, ambient
 from .streams import TurnView
@@ -164,7 +164,8 @@ class Fibers:
                     subject, Ending("completed", output=json_text(result)), taken, keep
                 )
                 return result
-            return None
+            found = self.get(node.slot, fiber_id, None)  # ended by id meanwhile
+            raise FacetAborted(None if found is None else found.reason)
         except (trio.Cancelled, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -235,13 +236,18 @@ class Fibers:
             id=found.id, name=found.name, snapshot=snapshot, metadata=found.metadata,
             attempt=taken.attempts, started_at=found.started_at,
         )  # fmt: skip
-        self.live[row.owner, row.what] = (taken, trio.CancelScope())
+        scope = trio.CancelScope()
+        self.live[row.owner, row.what] = (taken, scope)
+        answer: FiberResolution | None = None
         try:
-            answer = await node.enter(
-                Ambient(node, asker=row.what), node.agent.on_fiber_recovered, told
-            )
+            with scope:
+                answer = await node.enter(
+                    Ambient(node, asker=row.what), node.agent.on_fiber_recovered, told
+                )
         finally:
             self.live.pop((row.owner, row.what), None)
+        if scope.cancelled_caught:
+            return False  # whoever ended it has settled it
         how = answer or FiberResolution(status="interrupted")
         ending = Ending(
             how.status,

@@ -14,7 +14,7 @@ import trio
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
-from .errors import NotFound, UsageError
+from .errors import FacetAborted, NotFound, UsageError
 from .fibers import FiberResolution, FiberRun
 from .schedules import Schedule
 from .tree import AbortReceipt
@@ -284,6 +284,8 @@ class FibersNoun:
             async def body() -> None:
                 try:
                     await fibers.run(node, taken, fn, keep=True)
+                except FacetAborted:
+                    pass  # ended by id, or its agent stopped
                 except Exception as error:
                     node.tree.kernel.report("fiber", node, error, name=name)
 
@@ -330,9 +332,11 @@ class FibersNoun:
         self._node.check()
         slot = self._node.slot
         ending = Ending(result.status, None, result.error, json_text(result.result))
-        return self._node.tree.endings.settle(
-            Subject("fiber", slot, id, slot), ending, None
-        )
+        tree = self._node.tree
+        won = tree.endings.settle(Subject("fiber", slot, id, slot), ending, None)
+        if won:
+            tree.stop_worker(slot, id, "resolved")
+        return won
 
     def delete(self, *, status: Literal["completed", "error"] | None = None) -> int:
         """Forget fibers that ended; returns how many."""
