@@ -33,7 +33,7 @@ from .ports import Blob
 from .runs import Ask, Detached
 from .schedules import Schedule
 from .sockets import Connection, load_state, store_state
-from .storage import Transaction, rows
+from .storage import Transaction, end_stale, rows
 from .streams import Cursor, End
 from .tree import ChildFailure, ChildRef
 from .turn import CancelToken, Chunk, Progress, Turn
@@ -79,7 +79,7 @@ class Agent:
     __culet_final__: ClassVar[frozenset[str]] = frozenset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__culet_final__ and name not in ("_state", "_node"):
+        if name in self.__culet_final__:
             msg = f"{name!r} belongs to Agent; give the attribute another name"
             raise UsageError(msg)
         object.__setattr__(self, name, value)
@@ -245,6 +245,7 @@ class Agent:
         """
         node = self._node
         node.check()
+        end_stale(node)
         result = node.db.user(query, params, node.tree.kernel.limits.sql_rows)
         node.tree.touched()
         return rows(result.columns, result.rows)
@@ -536,7 +537,7 @@ Agent.__culet_final__ = frozenset(
     for name in vars(Agent)
     if name not in _HOOKS | _SETTINGS
     and not (name.startswith("__") and name.endswith("__"))
-)
+) | {"_node"}
 
 
 class Here(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .http import Request
     from .ports import AgentDb
     from .sockets import Connection
+    from .storage import Transaction
     from .tree import Tree
     from .turn import Turn
 
@@ -85,6 +86,7 @@ class Node:
         "slot",
         "state",
         "stop",
+        "transaction",
         "tree",
         "used_at",
         "waits_for",
@@ -115,6 +117,7 @@ class Node:
         self.reason: str | None = None
         self.waits_for: Node | None = None
         self.props: Any = None
+        self.transaction: Transaction | None = None  # of the user, while it is open
         self.used_at = trio.current_time()
         self.ready, self.gone, self.stop = trio.Event(), trio.Event(), trio.Event()
         self.children: trio.Nursery | None = None

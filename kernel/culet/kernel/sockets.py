@@ -26,6 +26,7 @@ from .errors import CuletError, FacetAborted, Refused, UsageError
 from .http import ConnectContext
 from .node import Ambient, Node, State
 from .ports import Blob, Peer
+from .storage import end_stale
 from .streams import Cursor
 
 if TYPE_CHECKING:
@@ -358,6 +359,7 @@ def store_state(node: Node, value: Any, source: Connection | None) -> Any:
         raise UsageError(msg) from None
     copy = msgspec.json.decode(text)
     agent.validate_state_change(copy, source or "server")
+    end_stale(node)
     node.db.execute(_PUT, (_STATE, text))
     node.tree.touched()
     node.tree.sockets.push_all(

@@ -72,10 +72,22 @@ class Transaction:
         self._node = node
 
     def __enter__(self) -> None:
-        self._node.check()
+        node = self._node
+        node.check()
+        end_stale(node)
         self._task = trio.lowlevel.current_task()
         self._points = _schedule_points(self._task)
-        self._node.db.user_begin()
+        node.db.user_begin()
+        node.transaction = self
+
+    def awaited(self) -> bool:
+        """Whether an await has passed since it began, or another task asks."""
+        task = trio.lowlevel.current_task()
+        return task is not self._task or _schedule_points(task) != self._points
+
+    def mine(self) -> bool:
+        """Whether the task that began it asks."""
+        return trio.lowlevel.current_task() is self._task
 
     def __exit__(
         self,
@@ -84,13 +96,32 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         node = self._node
-        task = trio.lowlevel.current_task()
-        awaited = task is not self._task or _schedule_points(task) != self._points
-        if kind is not None or awaited or node.fenced or node.state >= 2:
-            node.db.user_end(commit=False)
-        else:
-            node.db.user_end(commit=True)
-            node.tree.touched()
+        awaited = self.awaited()
+        commit = kind is None and not awaited and not node.fenced and node.state < 2
+        try:
+            if node.transaction is self:  # else another one began after an await
+                node.db.user_end(commit=commit)
+                if commit:
+                    node.tree.touched()
+        finally:
+            if node.transaction is self:
+                node.transaction = None
         if awaited and kind is None:
-            msg = "transaction() was held over an await: it is rolled back"
-            raise UsageError(msg)
+            raise UsageError(_HELD)
+
+
+_HELD: Final = "transaction() was held over an await: it is rolled back"
+
+
+def end_stale(node: Node) -> None:
+    """Before a statement: roll back a transaction that an await has left open.
+
+    It must not take in what another task, or the kernel, writes. Raises `UsageError`
+    to the task that held it.
+    """
+    held = node.transaction
+    if held is None or not held.awaited():
+        return
+    node.db.user_end(commit=False)
+    if held.mine():
+        raise UsageError(_HELD)

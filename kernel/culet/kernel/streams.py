@@ -24,6 +24,7 @@ from .core import frames
 from .core.run import AgentToolRun, Status, default_error
 from .errors import FacetAborted, StorageError
 from .ports import Blob
+from .storage import end_stale
 
 if TYPE_CHECKING:
     from .jobs import Taken
@@ -256,7 +257,10 @@ class Stream:
         if not batch or self.end is not None:
             return
         first = self.committed
+        node = self.tree.nodes.get(self.slot)
         try:
+            if node is not None:
+                end_stale(node)
             self.db.executemany(
                 _INSERT,
                 [(self.id, first + k, self.attempt, b) for k, b in enumerate(batch)],
