@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("culet.kernel")
 _encode = msgspec.json.Encoder().encode
+Work = tuple[Node, Ambient, Callable[..., Any], Any]
 _STATE: Final = "state"
 _GET: Final = "SELECT value FROM main.culet_value WHERE key = ?"
 _PUT: Final = (
@@ -53,7 +54,6 @@ class Connection:
 
     __slots__ = (
         "_attached",
-        "_begun",
         "_cursors",
         "_inbox",
         "_opened",
@@ -61,6 +61,7 @@ class Connection:
         "_pumping",
         "_room",
         "_slot",
+        "_todo",
         "_tree",
         "_working",
         "context",
@@ -89,8 +90,7 @@ class Connection:
         self._tree, self._slot, self._peer = tree, slot, peer
         self._inbox: deque[str | bytes] = deque()
         self._pumping = False
-        self._begun = trio.Event()  # of the newest message: its handler runs
-        self._begun.set()
+        self._todo: deque[Work] = deque()
         self._opened = False
         self._attached = False
         self._working = 0
@@ -248,28 +248,22 @@ class Connection:
             self._pump_later()
 
     def _work(self, node: Node, fn: Callable[..., Any], what: Any) -> None:
+        """Start a task for one message.
+
+        trio starts the tasks of a pass in any order, messages must begin in theirs: so
+        each task takes the message that is first by then, whichever it was made for.
+        """
         self._working += 1
         ctx = Ambient(node, connection=self, request=self.context.request,
                       identity=self.identity)  # fmt: skip
-        before, self._begun = self._begun, trio.Event()
-        node.spawn(ctx, self._one, node, ctx, fn, what, before, self._begun)
+        self._todo.append((node, ctx, fn, what))
+        node.spawn(ctx, self._next)
 
-    async def _one(
-        self,
-        node: Node,
-        ctx: Ambient,
-        fn: Callable[..., Any],
-        what: Any,
-        before: trio.Event,
-        begun: trio.Event,
-    ) -> None:
+    async def _next(self) -> None:
+        node, ctx, fn, what = self._todo.popleft()
         try:
-            if not before.is_set():  # tasks start in any order, messages must not
-                await before.wait()
-            begun.set()
             await fn(node, ctx, self, what)
         finally:
-            begun.set()
             self._working -= 1
             self._room.set()
 
