@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -125,6 +126,19 @@ class Connection:
     def say(self, text: str) -> None:
         """Queue one protocol frame, stamped now."""
         self.push(Blob(text), self._tree.barrier.count)
+
+    def reply(self, text: str) -> None:
+        """Queue the answer to a call: behind the frames of what it has waited for.
+
+        Those are pushed when their record is durable, in the order of their commits;
+        so the answer takes its place among them.
+        """
+        barrier = self._tree.barrier
+        if barrier.fenced is None and barrier.count > barrier.durable:
+            barrier.after.append(partial(self.push, Blob(text), 0))
+            barrier.urge()
+        else:
+            self.say(text)
 
     def attach(self, hello: list[str], cursors: list[Cursor]) -> None:
         """Say who the agent is and hear it from here on: one step, nothing is missed."""
@@ -307,7 +321,7 @@ async def _answer(
         else:
             value = await node.enter(ctx, method.fn, node.agent, *args)
             text = None if value is None else _encode(value).decode()
-        conn.say(frames.rpc_result(frame.id, text))
+        conn.reply(frames.rpc_result(frame.id, text))
     except (trio.Cancelled, KeyboardInterrupt):
         conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
         raise
