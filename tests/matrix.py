@@ -16,7 +16,7 @@ HEAD = """# Rules and their tests
 
 Made by `python tests/matrix.py` from the marks `@pytest.mark.rule(…)`; do not edit.
 F: facets, T and C: agent tools and chat, I: invariants, HB: cases from the field,
-K: flaws found while the kernel was small.
+kernel-mini: flaws found while the kernel was small.
 Not yet: workflows (F group Y) and loaded code (F-398 to F-401, F-408, F-409):
 later, they need a process per facet.
 
@@ -45,7 +45,7 @@ def marks(path: Path) -> list[tuple[str, str]]:
 
 def order(rule: str) -> tuple[str, int]:
     """Sort F-9 before F-10."""
-    match = re.fullmatch(r"([A-Z]+)-(\d+)\w*", rule)
+    match = re.fullmatch(r"([A-Za-z-]+)-(\d+)\w*", rule)
     assert match, f"{rule!r} is no rule"
     return match[1], int(match[2])
 
