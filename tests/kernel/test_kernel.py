@@ -10,14 +10,17 @@ import trio
 import trio.testing
 
 from culet.kernel import Agent, open_kernel
+from culet.kernel.core.limits import Limits
 from culet.kernel.errors import (
     CuletError,
     Deleted,
     FacetBroken,
     NotFound,
     StorageBusy,
+    StorageFull,
     UsageError,
 )
+from culet.kernel.kernel import find_store
 from culet.kernel.ports import TreeKey
 from culet.kernel.testing import open_test_kernel
 
@@ -287,6 +290,53 @@ async def test_a_closing_kernel_opens_nothing_more(clock: object) -> None:
         await test.kernel.drain()
         with pytest.raises(UsageError, match="closing"):
             await test.kernel.get_agent(Root, "new")
+
+
+class FullIndex:
+    """A store whose host index cannot be written while `full`."""
+
+    def __init__(self) -> None:
+        self.inner = find_store("memory:", Limits())
+        self.full = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def note_root(self, key: TreeKey, due_at: int | None) -> None:
+        if self.full:
+            raise StorageFull("the index")
+        self.inner.note_root(key, due_at)
+
+
+async def test_a_full_disk_at_bed_time_ends_no_other_root(clock: object) -> None:
+    store: Any = FullIndex()
+    async with open_kernel(roots=[Root], storage=store, threads=False) as kernel:
+        await kernel.get_agent(Root, "a")
+        other = await kernel.get_agent(Root, "b")
+        tree = kernel.trees[TreeKey("Root", "a")]
+        store.full = True
+        await kernel.put_to_sleep(tree)
+        assert await other.ping(1) == 2
+        store.full = False
+        assert await (await kernel.get_agent(Root, "a")).ping(1) == 2
+        store.full = True  # and the kernel closes all the same
+
+
+async def test_a_root_that_cannot_be_opened_when_due_is_tried_again(
+    clock: object,
+) -> None:
+    async with open_test_kernel(roots=[Root]) as test:
+        root = await test.kernel.get_agent(Root, "a")
+        await root.later(10, "fired")
+        await test.evict([("Root", "a")])
+        store: Any = FullIndex()
+        store.inner, store.full = test.kernel.store, True
+        test.kernel.store = store
+        await test.advance(60)
+        assert "fired" not in STARTS
+        store.full = False
+        await test.advance(Limits().backoff_max_s)
+    assert STARTS[-1] == "fired"
 
 
 async def test_a_root_that_is_not_there_is_not_made_by_looking(clock: object) -> None:

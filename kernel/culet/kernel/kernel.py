@@ -110,9 +110,11 @@ class Kernel:
                 try:
                     await self.open_root(key, create=False)
                 except (StorageError, UsageError, NotFound) as error:
-                    self.report(
-                        "root", None, error, name=f"{key.class_name}/{key.name}"
-                    )
+                    name = f"{key.class_name}/{key.name}"
+                    self.report("root", None, error, name=name)
+                    if isinstance(error, StorageError):  # what it owes is owed still
+                        wait_ms = int(self.limits.backoff_max_s * 1000)
+                        self._sleeping.setdefault(key, now + wait_ms)
             if due:
                 await trio.lowlevel.checkpoint()
                 continue
@@ -126,13 +128,15 @@ class Kernel:
         while waits := [*self._opening.values(), *self._leaving.values()]:
             await waits[0].wait()
         remnants: list[Node] = []
-        for tree in list(self.trees.values()):
-            remnants += await self._leave(tree, final=True)
         assert self._nursery is not None
+        try:
+            for tree in list(self.trees.values()):
+                remnants += await self._leave(tree, final=True)
+        finally:  # its task is shielded: it would wait for ever
+            self._nursery.cancel_scope.cancel(reason="the kernel closes")
         if remnants:
             log.error("did not stop: %s", [n.path_text() for n in remnants])
             self.emit("stuck", None, remnants, None)
-        self._nursery.cancel_scope.cancel(reason="the kernel closes")
         if remnants:
             raise ChildDidNotStop([n.path_text() for n in remnants])
 
@@ -234,7 +238,11 @@ class Kernel:
                     if final:
                         self.store.note_root(tree.key, due)
 
-                await self._off_loop(work)
+                try:
+                    await self._off_loop(work)
+                except StorageError as error:  # the index calls it awake: looked at
+                    name = f"leaving {tree.key.class_name}/{tree.key.name}"
+                    self.report("storage", None, error, name=name)
         finally:
             if self.trees.get(tree.key) is tree:
                 del self.trees[tree.key]

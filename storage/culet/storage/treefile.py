@@ -345,8 +345,13 @@ class SqliteTree(Connections):
 
     def close(self) -> None:
         """Close all files. Commits without a record are lost at the next open."""
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             self._let_go()
+        except CAUGHT as error:
+            raise storage_error(error) from error
+        finally:  # or the tree could not be opened again
             self._on_close(self)
 
     def _let_go(self) -> None:
