@@ -8,6 +8,7 @@ from typing import Any
 
 from culet.kernel import Request
 from culet.kernel.core.path import ParsedPath, PathStep
+from culet.kernel.errors import Refused
 from culet.kernel.http import Response
 from culet.kernel.ports import Blob, Gate
 from culet.kernel.sockets import Connection
@@ -94,7 +95,8 @@ async def connect(
 ) -> RecordingPeer:
     """Connect a client to an agent."""
     found = await come(test, *hops, **options)
-    assert isinstance(found, Visit)
+    if isinstance(found, Response):
+        raise Refused(f"refused with {found.status}", status=found.status)
     peer = RecordingPeer(found.gate)
     peer.connection = found.connect(peer, label)
     await peer.connection.opened()

@@ -10,7 +10,13 @@ import pytest
 import trio
 
 from culet.kernel import Agent, Chunk, FiberRecovery, FiberResolution, Turn
-from culet.kernel.errors import FacetAborted, NotFound, StorageError, UsageError
+from culet.kernel.errors import (
+    FacetAborted,
+    FacetBroken,
+    NotFound,
+    StorageError,
+    UsageError,
+)
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import agent_at, raises, rows, settle, tree_of
 
@@ -51,6 +57,28 @@ class Top(Agent):
     async def fails(self) -> None:
         async def fn() -> None:
             raise ValueError("bad fiber")
+
+        await self.run_fiber("f", fn)
+
+    async def leaves(self, how: str) -> None:
+        async def fn() -> None:
+            raise SystemExit("it leaves")
+
+        if how == "run":
+            await self.run_fiber("f", fn)
+        else:
+            await self.fibers.start("f", fn, fiber_id="f")
+
+    async def dies_badly(self) -> None:
+        async def child() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError("in its clean-up")
+
+        async def fn() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child)
 
         await self.run_fiber("f", fn)
 
@@ -133,7 +161,7 @@ async def test_a_failing_fiber_raises_to_its_caller(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
         assert "bad fiber" in str(await raises(ValueError, root.fails))
-        await raises(TypeError, root.odd_result)
+        await raises(UsageError, root.odd_result)
         assert left(test)[1] == []
         assert {s for _n, s in left(test)[0]} <= {"error"}
 
@@ -331,3 +359,37 @@ async def test_restarts_with_a_stash_each_do_not_use_it_up(clock: object) -> Non
             await settle()
         assert all(s == "completed" for _n, s in left(test)[0])
         assert len(TOLD) == 8
+
+
+@pytest.mark.parametrize("how", ["run", "start"])
+async def test_a_fiber_that_raises_what_is_no_exception_has_ended(
+    how: str, clock: object
+) -> None:
+    async with opened() as test:
+        root, me = await opened_top(test)
+        if how == "run":
+            await raises(FacetBroken, root.leaves, how)
+        else:
+            await root.leaves(how)
+            await settle()
+            found = me.fibers.inspect("f")
+            assert (found.status, found.error) == ("error", "SystemExit: it leaves")
+        assert rows(tree_of(test), "SELECT * FROM job") == []
+        assert await root.steps("after", 1) == "whole", "the agent lives on"
+
+
+async def test_what_the_clean_up_of_a_cancelled_fiber_raises_goes_nowhere(
+    clock: object,
+) -> None:
+    async with opened() as test, trio.open_nursery() as nursery:
+        root, me = await opened_top(test)
+        ended: list[str | None] = []
+
+        async def body() -> None:
+            ended.append((await raises(FacetAborted, root.dies_badly)).reason)
+
+        nursery.start_soon(body)
+        await settle()
+        me.fibers.cancel(me.fibers.list()[0].id, reason="enough")
+        await settle()
+        assert ended == ["enough"]

@@ -507,3 +507,16 @@ async def test_an_aborted_callee_is_told_so(clock: object) -> None:
         await me.dynamic_agents.abort(Kid, "k", "why")
         with pytest.raises(FacetAborted):
             await kid.wait()
+
+
+async def test_time_outs_that_are_taken_back_leave_nothing_in_memory(
+    clock: object,
+) -> None:
+    async with open_test_kernel(roots=[Top]) as test:
+        await test.kernel.get_agent(Top, "a")
+        me = agent_at(test)
+        for n in range(500):
+            made = await me.schedule(1000 + n, "note")
+            await settle()
+            me.schedules.cancel(made.id)
+        assert len(tree_of(test).jobs._heap) < 100

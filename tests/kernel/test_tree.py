@@ -478,6 +478,20 @@ async def test_one_stubborn_child_does_not_fence_the_innocent(clock: object) -> 
         await test.advance(100)
 
 
+async def test_two_aborts_of_the_same_code_list_it_once(clock: object) -> None:
+    async with opened(abort_grace_s=2) as test:
+        root = await top(test)
+        await root.make("Stubborn", "s")
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(
+                    raises, ChildDidNotStop, root.kill, "Stubborn", "s", "x"
+                )
+        assert len(tree_of(test).remnants) == 1
+        await test.advance(100)
+        assert tree_of(test).remnants == []
+
+
 async def test_a_task_may_abort_its_own_facet(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -653,6 +667,26 @@ async def test_a_crash_only_delays_a_wipe(commits: int, clock: object) -> None:
             assert tree.db.execute("SELECT count(*) FROM node") == [(1,)]
             assert tree.db.execute("SELECT count(*) FROM job") == [(0,)]
             assert not tree.store.slots() & slots
+
+
+async def test_what_is_deleted_while_its_parent_wakes_is_not_started(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        root = await top(test)
+        await root.make("Slow", "s")
+        below = agent_at(test, ("Slow", "s"))
+        kid = await below.dynamic_agents.get(Slow, "kid")
+        tree = tree_of(test)
+        slot = tree.child_slot(below._node.slot, tree.kernel.classes.of(Slow), "kid")
+        assert slot is not None
+        await test.evict([("Top", "a"), ("Slow", "s")])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, Deleted, kid.ping, 1)
+            await test.advance(0.5)
+            await tree.delete(slot)
+        assert STARTS.count("kid") == 1
+        assert slot not in tree.nodes
 
 
 # ---- stopping

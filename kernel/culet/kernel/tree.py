@@ -284,6 +284,7 @@ class Tree:
     ) -> Node:
         """Return the live child, made and started if need be."""
         parent.check()
+        check_name(name)
         slot = self.child_slot(parent.slot, kind, name)
         if slot is not None:
             node = self.nodes.get(slot)
@@ -299,7 +300,6 @@ class Tree:
             raise
 
     def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
-        check_name(name)
         if len(parent.lineage()) >= DEPTH_MAX:
             msg = f"{parent.path_text()} is {DEPTH_MAX} deep already: no child below it"
             raise UsageError(msg)
@@ -353,6 +353,8 @@ class Tree:
             if node is None:
                 if not await self._may_start(row, parent):
                     continue
+                if not self.is_live_slot(slot):
+                    continue  # deleted while its parent was woken
                 node = self._start(slot, row, parent, props)
             if node.state is State.STARTING:
                 if starts_under(node):
@@ -586,7 +588,8 @@ class Tree:
             del self.nodes[node.slot]
         if node.parent is not None:
             node.parent.kids.pop(node.slot, None)
-        self.remnants.append(node)
+        if node not in self.remnants:  # two aborts may wait for the same code
+            self.remnants.append(node)
         self.jobs.free_lanes(node.slot)
 
     def stop_worker(self, slot: str, what: str, reason: str | None) -> None:
