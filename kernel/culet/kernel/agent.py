@@ -29,10 +29,9 @@ from .nouns import (
     SchedulesNoun,
     SocketsNoun,
 )
-from .ports import Blob
 from .runs import Ask, Detached
 from .schedules import Schedule
-from .sockets import Connection, load_state, store_state
+from .sockets import Connection, load_state, message_blob, store_state
 from .storage import Transaction, end_stale, rows
 from .streams import Cursor, End
 from .tree import ChildFailure, ChildRef
@@ -287,7 +286,9 @@ class Agent:
             ids = {w for w in without if isinstance(w, str)}
             skipped = [c for c in node.tree.sockets.of(node.slot)
                        if c in without or c.id in ids]  # fmt: skip
-        node.tree.sockets.push_all(node.slot, Blob(message), without=skipped, raw=True)
+        node.tree.sockets.push_all(
+            node.slot, message_blob(message), without=skipped, raw=True
+        )
 
     # ---- time
 

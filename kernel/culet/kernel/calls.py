@@ -40,6 +40,10 @@ class Final(Generic[T]):
 
 AsyncCallback = Callable[..., typing.Awaitable[Any]]
 
+UNENCODABLE: typing.Final = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoding or decoding a value raises that cannot be copied: of a foreign type, no
+Unicode, a number that is too large, nested too deeply or within itself."""
+
 
 # ---- copying
 
@@ -171,7 +175,7 @@ class Method:
             if not kwargs:
                 return values, kwargs
             named = {k: self.by_name[k].copy(v) for k, v in kwargs.items()}
-        except (TypeError, msgspec.ValidationError, OverflowError, KeyError) as error:
+        except (*UNENCODABLE, KeyError) as error:
             msg = f"{self.where}: an argument cannot be copied: {error}"
             raise UsageError(msg) from None
         self._refuse_count(args, kwargs)
@@ -190,7 +194,7 @@ class Method:
             return value
         try:
             return self.result.copy(value)
-        except (TypeError, msgspec.ValidationError, OverflowError) as error:
+        except UNENCODABLE as error:
             msg = f"{self.where}: its result cannot be copied: {error}"
             raise UsageError(msg) from None
 
@@ -204,7 +208,7 @@ class Method:
                 msgspec.json.decode(text, type=kind)
                 for text, kind in zip(args, kinds, strict=False)
             ]
-        except (TypeError, msgspec.DecodeError) as error:
+        except UNENCODABLE as error:
             msg = f"{self.where}: {error}"
             raise UsageError(msg) from None
 

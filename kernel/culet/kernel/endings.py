@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 import trio
 
+from .calls import UNENCODABLE
 from .core.run import Status
-from .errors import StorageError
+from .errors import StorageError, UsageError
 from .node import State
 from .streams import End, Stream
 
@@ -256,8 +257,9 @@ class Endings:
             self.db.execute(
                 _END_RUN,
                 (
-                    ending.status, ending.reason, ending.error, ending.output,
-                    ending.summary, ending.usage, n, now, subject.owner, subject.id,
+                    ending.status, _storable(ending.reason), _storable(ending.error),
+                    ending.output, _storable(ending.summary), ending.usage, n, now,
+                    subject.owner, subject.id,
                 ),
             )  # fmt: skip
         else:
@@ -265,8 +267,8 @@ class Endings:
             self.db.execute(
                 _END_FIBER,
                 (
-                    ending.status, ending.reason, ending.error, ending.output,
-                    n, now, subject.owner, subject.id,
+                    ending.status, _storable(ending.reason), _storable(ending.error),
+                    ending.output, n, now, subject.owner, subject.id,
                 ),
             )  # fmt: skip
         if self.db.changes == 0:
@@ -330,6 +332,15 @@ class Endings:
         await event.wait()
 
 
+def _storable(text: str | None) -> str | None:
+    """Return a text that can be stored: what is no Unicode must not keep a run alive."""
+    return text if text is None else text.encode(errors="replace").decode()
+
+
 def json_text(value: Any) -> str | None:
-    """Return a value as JSON text; None stays None."""
-    return None if value is None else msgspec.json.encode(value).decode()
+    """Return a value as JSON text; None stays None. Raises `UsageError`."""
+    try:
+        return None if value is None else msgspec.json.encode(value).decode()
+    except UNENCODABLE as error:
+        msg = f"a value cannot be stored as JSON: {error}"
+        raise UsageError(msg) from None

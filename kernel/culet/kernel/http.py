@@ -96,7 +96,7 @@ class Request:
         """Decode the body as JSON; raises `UsageError` when it is not of `type`."""
         try:
             return msgspec.json.decode(await self.read(), type=type)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             msg = f"request body is not what is wanted: {error}"
             raise UsageError(msg) from error
 

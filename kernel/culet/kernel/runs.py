@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
+from .calls import UNENCODABLE
 from .core import frames
 from .core import run as core
 from .core.limits import DEPTH_MAX
@@ -169,7 +170,7 @@ class Runs:
             raise UsageError(msg)
         try:
             text = msgspec.json.encode(value)
-        except (TypeError, ValueError) as error:
+        except UNENCODABLE as error:
             msg = f"the input of {kind.name} cannot be copied: {error}"
             raise UsageError(msg) from None
         if len(text) > self.tree.kernel.limits.input_bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
+from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import Cron, Every, Interval, Retry
 from .errors import UsageError
@@ -174,7 +175,7 @@ class Schedules:
         name = callback_name(node, callback)
         try:
             text = msgspec.json.encode(payload)
-        except (TypeError, ValueError) as error:
+        except UNENCODABLE as error:
             msg = f"the payload for {name!r} cannot be encoded as JSON: {error}"
             raise UsageError(msg) from None
         jobs = self.tree.jobs

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
+from .calls import UNENCODABLE, Method, iterate
 from .calls import Final as RpcFinal
-from .calls import Method, iterate
 from .core import clientframes as client
 from .core import frames
 from .errors import CuletError, FacetAborted, Refused, UsageError
@@ -42,6 +42,23 @@ _PUT: Final = (
     "INSERT INTO main.culet_value (key, value) VALUES (?, ?)"
     " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
+
+
+def message_blob(message: str | bytes) -> Blob:
+    """Return a message of an agent as a blob; raises `UsageError` for what cannot be sent.
+
+    In a transport it would fail for every client, and tell none of them who was wrong.
+    """
+    if isinstance(message, str):
+        if not message.isascii():
+            try:
+                message.encode()
+            except UnicodeEncodeError:
+                raise UsageError("a message must be valid Unicode") from None
+    elif not isinstance(message, bytes):
+        msg = f"a message is str or bytes, not {type(message).__name__}"
+        raise UsageError(msg)
+    return Blob(message)
 
 
 @final
@@ -105,7 +122,7 @@ class Connection:
 
     def send(self, message: str | bytes) -> None:
         """Queue one message for this client."""
-        self.push(Blob(message), self._tree.barrier.count)
+        self.push(message_blob(message), self._tree.barrier.count)
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent before. `reason` is at most 123 bytes."""
@@ -362,7 +379,7 @@ def store_state(node: Node, value: Any, source: Connection | None) -> Any:
     agent = node.agent
     try:
         text = _encode(value).decode()
-    except (TypeError, ValueError) as error:
+    except UNENCODABLE as error:
         msg = f"the state cannot be encoded as JSON: {error}"
         raise UsageError(msg) from None
     copy = msgspec.json.decode(text)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
+from .calls import UNENCODABLE
 from .core.run import coalesce
 from .endings import Ending, Subject, json_text
 from .errors import (
@@ -156,7 +157,7 @@ class Turn:
     def stash(self, data: Any) -> None:
         """Store a checkpoint that a later attempt gets as `snapshot`. Never blocks."""
         self._node.check()
-        if not self._node.tree.jobs.stash(self._taken, _encode(data).decode()):
+        if not self._node.tree.jobs.stash(self._taken, json_text(data) or "null"):
             raise FacetAborted("the turn is over")
 
     def chunks(self) -> list[dict[str, Any]]:
@@ -182,7 +183,7 @@ class Turn:
             raise UsageError(msg)
         try:
             body = _encode(chunk)
-        except (TypeError, ValueError) as error:
+        except UNENCODABLE as error:
             msg = f"chunk {kind!r} cannot be encoded as JSON: {error}"
             raise UsageError(msg) from None
         limit = self._node.tree.kernel.limits.chunk_bytes
