@@ -72,18 +72,6 @@ class Kid(Agent):
         return 1
 
 
-class Untidy(Agent):
-    async def die(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._die)
-
-    async def _die(self) -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            raise ValueError("in its clean-up")
-
-
 class Top(Agent):
     async def ping(self, n: int) -> int:
         return n + 1
@@ -394,13 +382,3 @@ async def test_a_full_disk_is_told_to_who_writes(clock: object) -> None:
         test.faults.heal()
         me.sql("insert into t (v) values ('a')")
         assert await db.count() == 1
-
-
-async def test_a_caller_that_gives_up_hears_nothing_of_the_clean_up(
-    clock: object,
-) -> None:
-    async with open_test_kernel(roots=[Untidy]) as test:
-        root = await test.kernel.get_agent(Untidy, "a")
-        with trio.move_on_after(1) as scope:
-            await root.die()
-        assert scope.cancelled_caught

@@ -30,17 +30,17 @@ from .nouns import (
     SocketsNoun,
 )
 from .runs import Ask, Detached
-from .schedules import Schedule
+from .schedules import Schedule, callback_name
 from .sockets import Connection, load_state, message_blob, store_state
 from .storage import Transaction, end_stale, rows
 from .streams import Cursor, End
+from .tools import AgentTool
 from .tree import ChildFailure, ChildRef
 from .turn import CancelToken, Chunk, Progress, Turn
 
 if TYPE_CHECKING:
     from .fibers import FiberRecovery, FiberResolution
     from .ports import Level
-    from .tools import AgentTool
 
 A = TypeVar("A", bound="Agent")
 Source = Connection | Literal["server"]
@@ -398,8 +398,6 @@ class Agent:
         Waits for the end unless `detached`. Cancelling the caller only loses the
         observer: the run goes on, and the same id joins it again.
         """
-        from .tools import AgentTool
-
         node = self._node
         if isinstance(tool, AgentTool):
             input = tool.check_input(input)  # noqa: A001
@@ -411,8 +409,6 @@ class Agent:
         if detached is True:
             policy = Detached()
         if policy is not None and policy.on_finish is not None:
-            from .schedules import callback_name
-
             callback_name(node, policy.on_finish)
         check = None
         if output_type is not None:

@@ -15,9 +15,9 @@ import trio
 
 from .core.run import Status
 from .endings import Ending, Subject, json_text
-from .errors import FacetAborted, NotFound, UsageError
+from .errors import FacetAborted, NotFound, StorageError, UsageError
 from .jobs import StartFailed, Taken
-from .node import Ambient, Node, ambient
+from .node import Ambient, Node, ambient, is_stop
 from .streams import TurnView
 
 if TYPE_CHECKING:
@@ -164,15 +164,15 @@ class Fibers:
                     subject, Ending("completed", output=json_text(result)), taken, keep
                 )
                 return result
-            found = self.get(node.slot, fiber_id, None)  # ended by id meanwhile
-            raise FacetAborted(None if found is None else found.reason)
-        except (trio.Cancelled, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if not node.fenced and not tree.closed:
-                ending = Ending("error", "failed", f"{type(error).__name__}: {error}")
-                self._end(subject, ending, taken, keep)
-            raise
+        except BaseException as error:
+            if is_stop(error):
+                raise
+            if not scope.cancel_called:
+                if not node.fenced and not tree.closed:
+                    text = f"{type(error).__name__}: {error}"
+                    self._end(subject, Ending("error", "failed", text), taken, keep)
+                raise
+            # ended by id: what its clean-up raised beside that goes nowhere
         finally:
             ambient.reset(token)
             self.live.pop((node.slot, fiber_id), None)
@@ -182,6 +182,8 @@ class Fibers:
                 and tree.jobs.mine(taken)
             ):
                 tree.jobs.release([taken.row.id])
+        found = self.get(node.slot, fiber_id, None)
+        raise FacetAborted(None if found is None else found.reason)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken, keep: bool) -> None:
         with self.tree.transaction():
@@ -292,22 +294,26 @@ class Fibers:
         view.peers = dict.fromkeys(tree.sockets.protocol_of(node.slot))
         stream = tree.streams.fresh(node.slot, turn_id, view)
         take: int | None = None
-        with tree.transaction():
-            self.db.execute(
-                _INSERT,
-                (node.slot, turn_id, "turn", name, key, None, json_text(metadata), now),
-            )
-            if tree.jobs.idle(node.slot, lane):
-                take = tree.jobs.take_number()
-            job = tree.jobs.add(
-                node.slot,
-                "turn",
-                turn_id,
-                at=now,
-                lane=lane,
-                payload=payload,
-                held=take,
-            )
+        about = json_text(metadata)
+        try:
+            with tree.transaction():
+                self.db.execute(
+                    _INSERT, (node.slot, turn_id, "turn", name, key, None, about, now)
+                )
+                if tree.jobs.idle(node.slot, lane):
+                    take = tree.jobs.take_number()
+                job = tree.jobs.add(
+                    node.slot,
+                    "turn",
+                    turn_id,
+                    at=now,
+                    lane=lane,
+                    payload=payload,
+                    held=take,
+                )
+        except StorageError:
+            tree.streams.drop(stream)
+            raise
         stream.open()
         if take is not None:
             tree.start_job(tree.jobs.born_taken(job, take))

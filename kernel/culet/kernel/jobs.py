@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("culet.kernel")
 LaneKey = tuple[str, str]
+_STALE_HEADS: Final = 64  # in the heap, beside one for each lane: then it is made anew
 
 _COLUMNS: Final = (
     "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
@@ -240,6 +241,9 @@ class Jobs:
             self._heads[key] = (due_at, job_id)
             heapq.heappush(self._heap, (due_at, job_id, key))
         self._stale.clear()
+        if len(self._heap) > 2 * len(self._heads) + _STALE_HEADS:
+            self._heap = [(*head, key) for key, head in self._heads.items()]
+            heapq.heapify(self._heap)
 
     def _due(self, now: int) -> tuple[list[tuple[int, LaneKey]], int | None]:
         """Return heads of idle lanes that are due, and the next due time."""

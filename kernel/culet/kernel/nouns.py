@@ -14,14 +14,15 @@ import trio
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
+from .endings import Ending, Subject, json_text
 from .errors import FacetAborted, NotFound, UsageError
 from .fibers import FiberResolution, FiberRun
+from .node import Ambient, Node, is_stop
 from .schedules import Schedule
 from .tree import AbortReceipt
 
 if TYPE_CHECKING:
     from .agent import Agent
-    from .node import Node
     from .sockets import Connection
 
 A = TypeVar("A", bound="Agent")
@@ -271,8 +272,6 @@ class FibersNoun:
 
         Its row is kept after its end. With `wait` the end is waited for.
         """
-        from .node import Ambient
-
         node, fibers = self._node, self._node.tree.fibers
         known = fibers.get(node.slot, fiber_id, None) if fiber_id is not None else None
         if known is None and key is not None:
@@ -286,7 +285,9 @@ class FibersNoun:
                     await fibers.run(node, taken, fn, keep=True)
                 except FacetAborted:
                     pass  # ended by id, or its agent stopped
-                except Exception as error:
+                except BaseException as error:
+                    if is_stop(error):
+                        raise
                     node.tree.kernel.report("fiber", node, error, name=name)
 
             node.spawn(Ambient(node), body)
@@ -327,8 +328,6 @@ class FibersNoun:
 
     def resolve(self, id: str, result: FiberResolution) -> bool:  # noqa: A002
         """End a fiber from outside it; False when it was ended already."""
-        from .endings import Ending, Subject, json_text
-
         self._node.check()
         slot = self._node.slot
         ending = Ending(result.status, None, result.error, json_text(result.result))

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, final
 
-import trio
-
 from .core.limits import DEPTH_MAX
 from .core.path import ParsedPath, PathStep, check_name
 from .errors import (
@@ -25,7 +23,7 @@ from .errors import (
     UsageError,
 )
 from .http import ConnectContext, Request, Response
-from .node import Ambient, Node
+from .node import Ambient, Node, is_stop
 from .ports import Gate, Peer, TreeKey
 from .sockets import Connection
 from .tree import ChildRef, Tree
@@ -156,9 +154,9 @@ async def _gate(
     """Ask one gate; a failing gate refuses with 500 and says nothing of why."""
     try:
         answer = await gate(request, child)
-    except (trio.Cancelled, CuletError):
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if is_stop(error) or isinstance(error, CuletError):
+            raise
         error_id = kernel.report("gate", node, error, name=request.url)
         return Response(f"refused (error {error_id})", 500)
     if answer is None:

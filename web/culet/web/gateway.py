@@ -15,6 +15,7 @@ from culet.kernel.core.path import ParsedPath, parse_agent_path
 from culet.kernel.errors import CuletError, NotFound, UsageError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
+from culet.kernel.node import is_stop
 from culet.kernel.sockets import Connection
 from culet.kernel.visits import Admit, Visit, error_response, visit
 
@@ -127,7 +128,9 @@ class Gateway:
                 identity = await self.authenticate(request)
             except CuletError as error:
                 return error_response(error)
-            except Exception as error:
+            except BaseException as error:
+                if is_stop(error):
+                    raise
                 error_id = kernel.report(
                     "authenticate", None, error, name=request.raw_path
                 )
