@@ -6,9 +6,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
+from quart_trio import QuartTrio
 from trio_websocket import (
     ConnectionClosed,
     WebSocketConnection,
@@ -288,11 +291,21 @@ def parse_answer(data: bytes) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), headers, body
 
 
+transport_of_tests = "own"  # changed by the fixture `transport`
+
+
 @asynccontextmanager
 async def serving(
-    *, storage: Any = "memory:", limits: Limits | None = None, **options: Any
+    *,
+    storage: Any = "memory:",
+    limits: Limits | None = None,
+    transport: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[Server]:
-    """Serve the agents of this module on a free port."""
+    """Serve the agents of this module on a free port.
+
+    `transport`: "own" is `culet.web.serve`, "quart" is hypercorn as anybody starts it.
+    """
     async with (
         open_kernel(
             roots=[Hub], facets=[Writer, Plain, Broken], storage=storage, limits=limits
@@ -300,6 +313,28 @@ async def serving(
         trio.open_nursery() as nursery,
     ):
         app = create_app(kernel, **options)
-        url = await nursery.start(partial(serve, app, bind="127.0.0.1:0"))
+        run = RUNNERS[transport or transport_of_tests]
+        url = await nursery.start(run, app)
         yield Server(url, kernel)
         nursery.cancel_scope.cancel()
+
+
+async def run_own(app: QuartTrio, *, task_status: Any) -> None:
+    await serve(app, bind="127.0.0.1:0", task_status=task_status)
+
+
+async def run_hypercorn(
+    app: QuartTrio, *, task_status: Any, shutdown: Any = trio.sleep_forever
+) -> None:
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    config.graceful_timeout = 0.2
+    config.errorlog = None
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(
+            partial(hypercorn_serve, cast(Any, app), config, shutdown_trigger=shutdown)
+        )
+        task_status.started(binds[0])
+
+
+RUNNERS: dict[str, Any] = {"own": run_own, "quart": run_hypercorn}

@@ -9,6 +9,8 @@ from culet.kernel.errors import Refused, UsageError
 from culet.web.gateway import Gateway, close_code
 from web.serving import serving
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 NAME_256 = "n" * 256
 
 REFUSED = [
@@ -133,10 +135,13 @@ async def test_the_order_is_origin_authenticate_admit() -> None:
     assert len(server.kernel.trees) == 0
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
 @pytest.mark.parametrize("where", ["authenticate", "admit"])
-async def test_a_failing_gate_refuses_and_does_not_say_why(where: str) -> None:
+async def test_a_failing_gate_refuses_and_does_not_say_why(
+    where: str, kind: type[BaseException]
+) -> None:
     async def fail(*_: object) -> None:
-        raise ValueError("secret-token-9")
+        raise kind("secret-token-9")
 
     options = {where: fail}
     async with serving(**options) as server:

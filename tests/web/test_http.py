@@ -8,7 +8,7 @@ import trio
 from culet.kernel import Limits, open_kernel
 from culet.kernel.errors import UsageError
 from culet.web import create_app, install, serve
-from culet.web.app import gateway_of
+from culet.web.app import gateways_of
 from culet.web.serve import split_bind
 from web.serving import Hub, Plain, serving
 
@@ -86,12 +86,12 @@ async def test_an_opener_is_entered_while_the_app_serves() -> None:
         return open_kernel(roots=[Hub], facets=[Plain], storage="memory:")
 
     app = create_app(opener)
-    assert not gateway_of(app).ready
+    assert not gateways_of(app)[0].ready
     async with trio.open_nursery() as nursery:
         url = await nursery.start(lambda *, task_status: serve(
             app, bind="127.0.0.1:0", task_status=task_status))  # fmt: skip
         assert url.startswith("http://127.0.0.1:")
-        assert gateway_of(app).ready
+        assert gateways_of(app)[0].ready
         nursery.cancel_scope.cancel()
 
 

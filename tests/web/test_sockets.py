@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from culet.kernel import Limits
 from web.serving import Client, Hub, serving
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 def is_end(frame: object) -> bool:

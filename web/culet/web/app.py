@@ -1,14 +1,16 @@
-"""The Quart-Trio app: thin HTTP routes in front of the gateway.
+"""The Quart-Trio app: agents mounted under a prefix, in ours or in a user's own.
 
 Agents' paths are routed before Quart's own routing, by the raw path: Quart decodes
-paths, and an encoded slash in a name would become a separator.
+paths, and an encoded slash in a name would become a separator. HTTP goes through Quart
+(its `before_request`, `after_request` and error handlers apply), WebSockets do not: see
+`asgi`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from quart import Response as QuartResponse
 from quart import request as current_request
@@ -22,9 +24,10 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
 
+from .asgi import AgentSockets, raw_path
 from .gateway import Authenticate, Cors, Gateway, Origins
 
-KEY: Final = "culet"  # of the gateway in `app.extensions`
+KEY: Final = "culet"  # of the gateways in `app.extensions`
 Opener = Callable[[], AbstractAsyncContextManager[Kernel]]
 
 
@@ -39,7 +42,7 @@ def create_app(
     authenticate: Authenticate | None = None,
     admit: Admit | None = None,
 ) -> QuartTrio:
-    """Return an app that serves a kernel's agents over HTTP; `serve` adds WebSockets.
+    """Return an app that serves a kernel's agents, and `/healthz`, `/readyz`, `/metrics`.
 
     `origins`: None: same origin only; "*": any; a tuple: exactly those. `authenticate`
     returns an identity, None (anonymous) or a Response that refuses; `admit` is the gate
@@ -57,6 +60,7 @@ def create_app(
         limits=limits,
         authenticate=authenticate,
         admit=admit,
+        probes=True,
     )
     return app
 
@@ -72,11 +76,14 @@ def install(
     limits: Limits | None = None,
     authenticate: Authenticate | None = None,
     admit: Admit | None = None,
+    probes: bool = False,
 ) -> None:
-    """Serve agents in an app of one's own. See `create_app` for what is given.
+    """Mount agents under a prefix of an app of one's own. See `create_app`.
 
     An opener (a function that returns `open_kernel(…)`) is entered when the app starts
-    to serve and left when it stops.
+    to serve and left when it stops. Several may be mounted, under different prefixes:
+    `UsageError` when one lies inside another. `probes` adds `/healthz`, `/readyz` and
+    `/metrics`, once per app.
     """
     gateway = Gateway(
         kernel if isinstance(kernel, Kernel) else None,
@@ -88,36 +95,55 @@ def install(
         authenticate=authenticate,
         admit=admit,
     )
-    if KEY in app.extensions:
-        raise UsageError("agents are installed in this app already")
-    app.extensions[KEY] = gateway
+    gateways = _gateways(app)
+    for other in gateways:
+        ours, theirs = (f"/{g.prefix.strip('/')}/" for g in (gateway, other))
+        if ours.startswith(theirs) or theirs.startswith(ours):
+            raise UsageError(f"agents are installed under {other.prefix!r} already")
+    gateways.append(gateway)
     if not isinstance(kernel, Kernel):
-        _open_while_serving(app, gateway, kernel)
+        _open_while_serving(app, gateway, kernel, own_limits=limits is None)
 
     async def agents() -> QuartResponse | None:
-        raw = current_request.scope.get("raw_path") or current_request.path.encode()
-        path = raw.decode("latin-1")
+        path = raw_path(cast(Any, current_request.scope))
         if not gateway.owns(path):
             return None
+        if not gateway.ready:
+            return QuartResponse("not ready\n", 503, {"retry-after": "1"})
         asked = _kernel_request(current_request, path, gateway.limits)
         return _quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
 
     app.before_request(agents)
-    _add_probes(app, gateway)
+    if probes:
+        _add_probes(app, gateway)
 
 
-def gateway_of(app: QuartTrio) -> Gateway:
-    """Return the gateway of an app; raises `UsageError` for one without agents."""
-    gateway = app.extensions.get(KEY)
-    if not isinstance(gateway, Gateway):
+def gateways_of(app: QuartTrio) -> tuple[Gateway, ...]:
+    """Return the gateways of an app; raises `UsageError` for one without agents."""
+    gateways = app.extensions.get(KEY)
+    if not gateways:
         raise UsageError("the app serves no agents: make it with create_app or install")
-    return gateway
+    return tuple(gateways)
 
 
-def _open_while_serving(app: QuartTrio, gateway: Gateway, opener: Opener) -> None:
+def _gateways(app: QuartTrio) -> list[Gateway]:
+    """Return the list of an app's gateways; the first call puts us before the app."""
+    gateways: list[Gateway] | None = app.extensions.get(KEY)
+    if gateways is None:
+        gateways = app.extensions[KEY] = []
+        inner = cast(Any, app.asgi_app)
+        app.asgi_app = AgentSockets(inner, gateways)  # type: ignore[method-assign, assignment]
+    return gateways
+
+
+def _open_while_serving(
+    app: QuartTrio, gateway: Gateway, opener: Opener, *, own_limits: bool
+) -> None:
     @app.while_serving
     async def lifespan() -> AsyncGenerator[None, None]:
         async with opener() as kernel:
+            if own_limits:
+                gateway.limits = kernel.limits
             gateway.serve(kernel)
             try:
                 yield

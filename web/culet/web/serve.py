@@ -2,8 +2,9 @@
 
 WebSocket upgrades under the agents' prefix go to our own transport; everything else,
 first bytes replayed, goes to hypercorn, which serves the Quart-Trio app as it is.
-Upgrade requests for other paths are refused here: one byte after such a request ends
-hypercorn's whole server. And whatever a connection's handler raises ends that connection.
+Upgrade requests for other paths are refused here unless the app has WebSockets of its
+own. Whatever a connection's handler raises ends that connection: under hypercorn alone
+one byte after an upgrade would end the whole server.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
 
-from .app import gateway_of
+from .app import gateways_of
+from .asgi import finishing
 from .gateway import Gateway
 from .transport import RECEIVE_BYTES, Wire
 from .upgrade import open_socket, read_head
@@ -44,17 +46,17 @@ async def serve(
     bind: str = "127.0.0.1:8787",
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app made by `create_app` until SIGINT, SIGTERM or cancellation.
+    """Serve an app with agents (`create_app`, `install`) until SIGINT, SIGTERM or cancellation.
 
     `bind` is HOST:PORT, port 0 for any; `task_status.started` gets the URL. Returns when
     clients were told and open requests had a moment to finish. Raises `UsageError` for
     an address that cannot be had.
     """
-    gateway = gateway_of(app)
+    gateways = gateways_of(app)
     host, port = split_bind(bind)
     listeners = await _listen(host, port)
     try:
-        await _Server(app, gateway).run(listeners, host, task_status)
+        await _Server(app, gateways).run(listeners, host, task_status)
     finally:
         for listener in listeners:
             listener.socket.close()
@@ -81,11 +83,13 @@ async def _listen(host: str, port: int) -> list[trio.SocketListener]:
 
 @final
 class _Server:
-    def __init__(self, app: QuartTrio, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.limits = gateway.limits
-        self.wire = Wire(gateway.limits)
+    def __init__(self, app: QuartTrio, gateways: tuple[Gateway, ...]) -> None:
+        self.limits = gateways[0].limits  # of connections; sockets have their own
+        self.gateways = gateways
+        self.wires: list[Wire] = []
         self.config = self._configure()
+        # an upgrade that hypercorn cannot bear ends its connection only: see `_handle`
+        self.app_has_sockets = any(rule.websocket for rule in app.url_map.iter_rules())
         self.app = wrap_app(_finishing(app), self.config.wsgi_max_body_size, "asgi")
         self.open: Counter[str] = Counter()
         self.total = 0
@@ -137,8 +141,10 @@ class _Server:
         context = WorkerContext(None)
         async with trio.open_nursery() as handlers:
             async with trio.open_nursery() as accepting:
-                handlers.start_soon(self.wire.flush)
-                handlers.start_soon(self.wire.keep)
+                self.wires = [Wire(gateway.limits) for gateway in self.gateways]
+                for wire in self.wires:
+                    handlers.start_soon(wire.flush)
+                    handlers.start_soon(wire.keep)
                 await accepting.start(
                     partial(
                         trio.serve_listeners,
@@ -157,7 +163,8 @@ class _Server:
             handlers.cancel_scope.cancel(reason="the server stops")
 
     def _warn(self, host: str) -> None:
-        if not self.gateway.guarded and not _is_loopback(host):
+        guarded = all(gateway.guarded for gateway in self.gateways)
+        if not guarded and not _is_loopback(host):
             log.warning(
                 "%s can be reached from other machines and there is neither "
                 "`authenticate` nor `admit`: anybody may use these agents",
@@ -166,7 +173,8 @@ class _Server:
 
     async def _wind_down(self) -> None:
         """Say goodbye; what has not ended after the grace is closed."""
-        self.wire.close_all(1012, "the server restarts")
+        for wire in self.wires:
+            wire.close_all(1012, "the server restarts")
         with trio.move_on_after(GRACE_S):
             while self.total:
                 self.idle = trio.Event()
@@ -218,13 +226,16 @@ class _Server:
             return
         head = read_head(first)
         if head is not None and "websocket" in head.upgrade:
-            if self.gateway.owns(head.target.partition("?")[0]):
-                await open_socket(self.gateway, self.wire, stream, first)
-            else:
+            path = head.target.partition("?")[0]
+            for gateway, wire in zip(self.gateways, self.wires, strict=True):
+                if gateway.owns(path):
+                    await open_socket(gateway, wire, stream, first)
+                    return
+            if not self.app_has_sockets:
                 await _answer(stream, 404, "no WebSocket here")
-        else:
-            replayed = cast(Any, _Replayed(stream, first, self.limits.slow_client_s))
-            await TCPServer(self.app, self.config, context, cast(Any, state), replayed)
+                return
+        replayed = cast(Any, _Replayed(stream, first, self.limits.slow_client_s))
+        await TCPServer(self.app, self.config, context, cast(Any, state), replayed)
 
     async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
         """Read up to the end of the first request's head."""
@@ -241,24 +252,11 @@ class _Server:
 
 
 def _finishing(app: QuartTrio) -> Any:
-    """Let the last message of each response reach hypercorn's end of it.
-
-    While it is sent, hypercorn tells the app that the client is gone, at which
-    Quart-Trio cancels the task that is sending: the socket was not closed, and one that
-    is kept alive had no idle timer any more. Sends have a deadline of their own.
-    """
+    """Let each response be sent to its end."""
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:
-        async def sending(message: Any) -> None:
-            last = message["type"] == "http.response.body" and not message.get(
-                "more_body", False
-            )
-            with trio.CancelScope(shield=last):
-                await send(message)
-
-        await cast(Any, app)(
-            scope, receive, sending if scope["type"] == "http" else send
-        )
+        http = scope["type"] == "http"
+        await cast(Any, app)(scope, receive, finishing(send) if http else send)
 
     return wrapped
 

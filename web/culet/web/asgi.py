@@ -1,0 +1,389 @@
+"""Agents' WebSockets under a plain ASGI server, in a user's own app.
+
+The same gateway and the same session as behind our own listener, but the socket is the
+server's: there is one `send` a message, no ping, and no say over compression. Three
+habits of hypercorn's trio server shape what is here:
+
+- a `send` cannot be cancelled: a task of its own owns the sending, the kernel hears of
+  the end without waiting for it, and a client that takes nothing loses its TCP socket
+  where we can find that;
+- a `send` to a client that is gone returns at once and never yields: every batch does;
+- what arrives between an upgrade and `accept` ends the whole process: nothing is awaited
+  before the accept. That narrows the gap and cannot close it; see the guide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, final
+from urllib.parse import quote
+
+import trio
+
+from culet.kernel.core.limits import Limits
+from culet.kernel.errors import CuletError
+from culet.kernel.http import Request, Response
+from culet.kernel.kernel import Kernel
+from culet.kernel.sockets import Connection
+from culet.kernel.visits import Visit, error_response
+
+from .gateway import Gateway, close_code, opened
+from .outbox import Close
+from .session import Session
+
+log = logging.getLogger("culet.web")
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+LAST_S: Final = 1.0  # for the last words of a connection
+_RESTART: Final = Close(1012, "the server restarts")
+_ABNORMAL: Final = 1006
+_TOO_BIG: Final = 1009
+
+
+def raw_path(scope: Scope) -> str:
+    """Return the path of an ASGI scope as it was sent, without the app's root path."""
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1") if raw else quote(scope["path"])
+    root = quote(scope.get("root_path") or "").rstrip("/")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+@final
+class AgentSockets:
+    """ASGI middleware: agents' paths become sessions, all else goes on to the app."""
+
+    def __init__(self, app: App, gateways: Iterable[Gateway]) -> None:
+        self._app, self._gateways = app, gateways
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or WebSocket."""
+        kind = scope["type"]
+        if kind in {"websocket", "http"}:
+            path = raw_path(scope)
+            for gateway in self._gateways:
+                if gateway.owns(path):
+                    if kind == "websocket":
+                        await self._counted(gateway, scope, path, receive, send)
+                    else:
+                        await self._app(scope, receive, finishing(send))
+                    return
+        await self._app(scope, receive, send)
+
+    async def _counted(
+        self, gateway: Gateway, scope: Scope, path: str, receive: Receive, send: Send
+    ) -> None:
+        """Be one of a bounded number of sockets."""
+        address = str((scope.get("client") or ("-",))[0])
+        limits, count = gateway.limits, self._open
+        if (
+            count.total() >= limits.connections
+            or count[address] >= limits.connections_per_address
+        ):
+            await _refuse_in_http(scope, send, Response("too many connections", 503))
+            return
+        count[address] += 1
+        try:
+            await _serve(gateway, scope, path, receive, send)
+        finally:
+            count[address] -= 1
+            if not count[address]:
+                del count[address]
+
+
+def finishing(send: Send) -> Send:
+    """Let the last message of a response reach hypercorn's end of it.
+
+    While it is sent, hypercorn tells the app that the client is gone, at which
+    Quart-Trio cancels the task that is sending: the connection was not closed, and one
+    that is kept alive had no idle timer any more.
+    """
+
+    async def sending(message: Event) -> None:
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        with trio.CancelScope(shield=last):
+            await send(message)
+
+    return sending
+
+
+async def _serve(
+    gateway: Gateway, scope: Scope, path: str, receive: Receive, send: Send
+) -> None:
+    request = _kernel_request(scope, path)
+    refusal = gateway.refuse_upgrade(request)
+    if refusal is not None:
+        await _refuse_in_http(scope, send, refusal)
+        return
+    offered = scope.get("subprotocols") or [None]
+    await send({"type": "websocket.accept", "subprotocol": offered[0]})
+    if not gateway.ready:
+        await _refuse(receive, send, _RESTART)
+        return
+    visited = await gateway.enter(request)
+    refused = (
+        await _converse(gateway, scope, request, visited, receive, send)
+        if isinstance(visited, Visit)
+        else visited
+    )
+    if refused is not None:
+        status = refused.status
+        close = Close(close_code(status), f"connection refused ({status})")
+        await _refuse(receive, send, close)
+
+
+async def _converse(
+    gateway: Gateway,
+    scope: Scope,
+    request: Request,
+    visit: Visit,
+    receive: Receive,
+    send: Send,
+) -> Response | None:
+    """Run the session; a Response says that it could not begin."""
+    kernel = gateway.kernel
+    link = PlainLink(gateway.limits, receive, send, _tcp_socket(scope, send))
+    session = Session(visit.gate, gateway.limits, link.ready, link.cut)
+    connection_id = request.query.get("_pk") or kernel.chance.id()
+    try:
+        connection = visit.connect(session, connection_id)
+    except CuletError as error:
+        return error_response(error)
+    session.connection = connection
+    await link.run(kernel, session, connection)
+    return None
+
+
+@final
+class PlainLink:
+    """One accepted WebSocket of an ASGI server. `run` is its life."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        receive: Receive,
+        send: Send,
+        socket: trio.socket.SocketType | None,
+    ) -> None:
+        self._limits, self._receive, self._send = limits, receive, send
+        self._socket = socket
+        self._wake = trio.Event()
+        self._scope = trio.CancelScope()
+        self._why = ""
+        self._sending_since: float | None = None
+        self._said: Close | None = None
+        self._close_by: float | None = None
+        self._heard: int | None = None  # the code with which the server ended it
+
+    # ---- what a session calls: only notes are taken
+
+    def ready(self) -> None:
+        """There is something to take."""
+        self._wake.set()
+
+    def cut(self, why: str) -> None:
+        """Drop this client without a goodbye: it cannot be told."""
+        if not self._why:
+            self._why = why
+            self._scope.cancel(reason=why)
+
+    # ---- life
+
+    async def run(
+        self, kernel: Kernel, session: Session, connection: Connection
+    ) -> None:
+        """Be the connection until it ends; tells the kernel of the end, at once."""
+        async with trio.open_nursery() as sending:
+            sending.start_soon(self._sender, session)
+            try:
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._open, kernel, session, connection)
+                        nursery.start_soon(self._keep, session)
+                        await self._receiver(session, connection)
+                        nursery.cancel_scope.cancel(reason="the client is gone")
+            except trio.Cancelled:
+                self._said = self._said or _RESTART
+                raise
+            finally:
+                session.lost(*self._end(), was_clean=self._clean)
+                sending.cancel_scope.cancel(reason="the connection ends")
+                await self._goodbye()
+
+    @property
+    def _clean(self) -> bool:
+        return self._heard not in {None, _ABNORMAL}
+
+    def _end(self) -> tuple[int, str]:
+        if self._said is not None and (self._clean or self._heard is None):
+            return self._said.code, self._why or self._said.reason
+        return self._heard or _ABNORMAL, self._why
+
+    async def _goodbye(self) -> None:
+        """Say why, if there is still somebody and nothing is being sent; then drop."""
+        if self._heard is not None:
+            return
+        if not self._why and self._said is _RESTART and self._sending_since is None:
+            with trio.move_on_after(LAST_S, shield=True):
+                await _close(self._send, _RESTART)
+        elif self._socket is not None:
+            self._socket.close()
+
+    async def _open(
+        self, kernel: Kernel, session: Session, connection: Connection
+    ) -> None:
+        """Run the agent's connect hooks; a failing one ends the socket."""
+        failure = await opened(kernel, connection)
+        if failure is not None:
+            session.close(failure.code, failure.reason, 0)
+
+    # ---- in
+
+    async def _receiver(self, session: Session, connection: Connection) -> None:
+        """Take what arrives until the server says that the socket is gone."""
+        limit = self._limits.message_bytes
+        while True:
+            await connection.room()
+            event = await self._receive()
+            match event["type"]:
+                case "websocket.receive":
+                    data = event.get("bytes")
+                    message: str | bytes = event["text"] if data is None else data
+                    if self._close_by is not None:
+                        pass  # it will close; nothing it says counts any more
+                    elif _larger(message, limit):
+                        self._close_by = trio.current_time() + self._limits.handshake_s
+                        session.close(_TOO_BIG, "the message is too large", 0)
+                    else:
+                        connection.received(message)
+                case "websocket.disconnect":
+                    self._heard = event.get("code") or _ABNORMAL
+                    return
+
+    # ---- out
+
+    async def _sender(self, session: Session) -> None:
+        """Own the sending: one message after the other, then the close."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                await self._drain(session)
+                if session.closing is not None and not session.over:
+                    self._said = session.closing
+                    self._close_by = trio.current_time() + self._limits.handshake_s
+                    await _close(self._send, session.closing)
+                    return
+        except Exception:
+            # servers differ in what they raise for a client that is gone
+            log.debug("cannot send", exc_info=True)
+            self.cut("cannot send")
+
+    async def _drain(self, session: Session) -> None:
+        while blobs := session.take():
+            for blob in blobs:
+                for text in blob.texts:
+                    if session.over:
+                        return
+                    self._sending_since = trio.current_time()
+                    await self._send(_message(text))
+            self._sending_since = None
+            session.landed()
+            await trio.lowlevel.checkpoint()
+
+    # ---- time
+
+    async def _keep(self, session: Session) -> None:
+        """Cut the slow, and those that will not close."""
+        limits = self._limits
+        pace = min(limits.slow_client_s, limits.handshake_s, 4.0) / 4
+        while True:
+            await trio.sleep(pace)
+            now = trio.current_time()
+            since = self._sending_since
+            if self._close_by is not None and now > self._close_by:
+                self.cut("did not close")
+            elif (
+                since is not None
+                and now - since > limits.slow_client_s
+                and session.live
+            ):
+                self.cut("slow")
+
+
+def _message(text: str | bytes) -> Event:
+    if isinstance(text, str):
+        return {"type": "websocket.send", "text": text, "bytes": None}
+    return {"type": "websocket.send", "bytes": text, "text": None}
+
+
+def _larger(message: str | bytes, limit: int) -> bool:
+    """Whether a message has more bytes than `limit`; counts only where it must."""
+    size = len(message)
+    if isinstance(message, bytes) or size > limit or size * 4 <= limit:
+        return size > limit
+    return len(message.encode()) > limit
+
+
+async def _close(send: Send, close: Close) -> None:
+    await send({"type": "websocket.close", "code": close.code, "reason": close.reason})
+
+
+async def _refuse(receive: Receive, send: Send, close: Close) -> None:
+    """Close an accepted socket, and take what comes until the client has closed too.
+
+    A socket that is dropped with unread bytes is reset: the code would be lost.
+    """
+    with trio.move_on_after(LAST_S):
+        await _close(send, close)
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+
+async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
+    """Answer a handshake that must not become a WebSocket."""
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008})  # the server makes it 403
+        return
+    assert isinstance(refusal.body, bytes)
+    start: Final = "websocket.http.response.start"
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(refusal.body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": start, "status": refusal.status, "headers": headers})
+    body: Final = "websocket.http.response.body"
+    await send({"type": body, "body": refusal.body, "more_body": False})
+
+
+def _kernel_request(scope: Scope, path: str) -> Request:
+    """Return the handshake as gates and agents see it."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    query = scope.get("query_string", b"").decode("latin-1")
+    return Request("GET", f"{path}?{query}" if query else path, headers=headers)
+
+
+def _tcp_socket(scope: Scope, send: Send) -> trio.socket.SocketType | None:
+    """Find the TCP socket behind hypercorn's `send`; None when it is not there.
+
+    ASGI has no way to drop a client that does not read, and hypercorn's `send` to one
+    never ends. Its `send` is a method of the WebSocket, whose own `send` is one of the
+    HTTP connection, whose own `send` is one of the server that has the stream.
+    """
+    if scope.get("http_version") != "1.1":
+        return None  # others share the connection
+    owner: Any = getattr(send, "__self__", None)
+    for _ in range(2):
+        owner = getattr(getattr(owner, "send", None), "__self__", None)
+    stream = getattr(owner, "stream", None)
+    socket = getattr(getattr(stream, "transport_stream", stream), "socket", None)
+    return socket if isinstance(socket, trio.socket.SocketType) else None
