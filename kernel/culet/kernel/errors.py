@@ -120,5 +120,34 @@ class LocalProtocolError(ProtocolError):
     """Our side of a connection was used in a way that the protocol does not allow."""
 
 
+class CallFailed(CuletError):
+    """A method or turn that was asked for over a socket failed.
+
+    The text is what the server told, and its log has the details.
+    """
+
+
+class ConnectionLost(CuletError):
+    """The socket went before the answer came: it may have happened or not.
+
+    `code` is the WebSocket close code, 1006 when there was none.
+    """
+
+    def __init__(self, message: str, *, code: int = 1006) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ConnectionEnded(CuletError):
+    """The server ended the connection for good; connecting again would not help.
+
+    `code` is 1008 or 4000-4999; a refusal by HTTP status 4xx is told as 4000 + status.
+    """
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class InternalError(CuletError):
     """A bug of ours. Please report it with the error id."""

@@ -8,4 +8,6 @@ from culet.kernel.core.path import parse_agent_path as parse_agent_path
 
 from .app import create_app as create_app
 from .app import install as install
+from .client import RemoteAgent as RemoteAgent
+from .client import connect as connect
 from .serve import serve as serve

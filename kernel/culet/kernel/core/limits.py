@@ -66,6 +66,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     cancel_s: float = 5.0
     notify_s: float = 30.0
 
+    # models behind HTTP
+    model_attempts: int = 4  # to get the first word of an answer
+    model_wait_s: float = 60.0  # between two of them, whatever a provider asks for
+    model_connect_s: float = 10.0
+    model_silence_s: float = 300.0  # between two signs of life in an answer
+    model_event_bytes: int = 8 << 20  # one event; all tool arguments of one answer
+    model_tokens: int = 8192  # of one answer, where a provider wants to be told
+
     # web
     message_bytes: int = 1 << 20  # one incoming WebSocket message
     outbox_bytes: int = 4 << 20  # then a client is cut and comes back with its cursor
@@ -80,6 +88,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rpc_per_connection: int = 1_024  # in flight
     messages_per_chat: int = 10_000
     retained_turns: int = 100  # of a chat whose streams may still be replayed
+
+    # the Python client
+    client_events: int = (
+        1_024  # that one reader has not taken; then it is told `Lagged`
+    )
+    client_values: int = 1_024  # of one stream, not read: then the socket waits
+    client_pause_s: float = 10.0  # how long it waits; then that stream is given up
+    client_outbox: int = 1_024  # frames that are not sent yet
+    client_message_bytes: int = 64 << 20  # one incoming message, a transcript included
+    reconnect_base_s: float = 0.25
+    reconnect_max_s: float = 10.0
+    reconnect_calm_s: float = (
+        5.0  # of a connection, after which the back-off begins anew
+    )
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

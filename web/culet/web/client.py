@@ -1,0 +1,281 @@
+"""`connect`: an agent on a server, as an object.
+
+    async with connect("ws://127.0.0.1:8787/agents/supervisor/alice") as agent:
+        await agent.call("ping", "hi")
+
+Everything lives inside the `async with`: no task outlives it. The connection comes back
+by itself, with back-off; state, runs and messages are folds that take each frame once,
+however often it comes. Time limits are trio's (`trio.fail_after`).
+"""
+
+from __future__ import annotations
+
+import ssl as tls
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, final, overload
+
+import msgspec
+import trio
+
+from culet.kernel import AgentToolEvents
+from culet.kernel.clock import Chance
+from culet.kernel.core.limits import Limits
+from culet.kernel.errors import CallFailed, Refused, UsageError
+
+from . import client_events as told
+from .client_calls import CallStream, encoded
+from .client_chat import Answer
+from .client_events import Events
+from .client_line import Line
+from .client_mirror import Mirror
+from .client_socket import Headers, address_of
+
+Json = dict[str, Any]
+T = TypeVar("T")
+# A call of no method: its answer says that every frame before it was taken.
+_FENCE: Final = "cf_agent_state"
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    sub: Sequence[tuple[str, str]] = (),
+    headers: Headers = (),
+    query: Mapping[str, str] | None = None,
+    ssl: tls.SSLContext | None = None,
+    identify: bool = True,
+    limits: Limits | None = None,
+    seed: int | None = None,
+) -> AsyncIterator[RemoteAgent]:
+    """Connect to the agent at `url`, or to the one below it at `sub` (class and name).
+
+    `headers` go with the handshake (`{"authorization": "Bearer …"}`); no Origin is sent.
+    Enters when the agent has said who it is (`identify=False`: when the socket is open,
+    for agents that do not say it). Raises `UsageError` for a bad URL, `ConnectionLost`
+    when the first attempt fails, `ConnectionEnded` when the server refuses for good.
+    After that a lost connection comes back; one that the server ends for good makes
+    everything that waits for the agent raise `ConnectionEnded`.
+    """
+    chance = Chance(seed)
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    raw = [(name.lower().encode(), value.encode()) for name, value in pairs]
+    limits = limits or Limits()
+    address = address_of(url, sub=sub, query=query, ssl=ssl, connection_id=chance.id())
+    mirror = Mirror(limits, chance, identify=identify)
+    line = Line(mirror, address, raw, limits, chance)
+    mirror.listen(line)
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(line.live)
+            try:
+                await mirror.welcome.wait()
+                line.check()
+                yield RemoteAgent(line, mirror, limits, chance)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                line.leave()
+                await mirror.gone.wait()
+    except BaseExceptionGroup as group:
+        # the body's own exception comes out as it is, not in a group
+        ours = group.split(lambda e: e is failure or isinstance(e, trio.Cancelled))[1]
+        if ours is not None or failure is None:
+            raise
+    if failure is not None:
+        raise failure
+
+
+@final
+class RemoteAgent:
+    """An agent over a connection. Made by `connect`; useless after it.
+
+    What is known of the agent (`state`, `runs`, `messages`) is always current.
+    """
+
+    def __init__(
+        self, line: Line, mirror: Mirror, limits: Limits, chance: Chance
+    ) -> None:
+        self._line, self._mirror = line, mirror
+        self._limits, self._chance = limits, chance
+        self._calls, self._chat = mirror.calls, mirror.chat
+        self._state_lock = trio.Lock()
+
+    # ---- what is known
+
+    @property
+    def name(self) -> str:
+        """The agent's name, as it says itself."""
+        return self._mirror.name
+
+    @property
+    def agent(self) -> str:
+        """The segment of its class in URLs."""
+        return self._mirror.agent
+
+    @property
+    def state(self) -> Any:
+        """Its state; None while it has none."""
+        return self._mirror.state
+
+    @property
+    def runs(self) -> AgentToolEvents:
+        """Its runs, folded from all frames that ever came."""
+        return self._mirror.runs
+
+    @property
+    def messages(self) -> list[Json]:
+        """The transcript of a chat agent, a reply that streams as far as it is.
+
+        A chat that is busy when one connects tells its history when the turn has ended.
+        """
+        return self._chat.transcript.messages()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a socket is open now."""
+        return self._line.is_open
+
+    @property
+    def connections(self) -> int:
+        """How often it was connected: more than 1 after a reconnect."""
+        return self._line.connections
+
+    async def changed(self) -> None:
+        """Wait until something changes: state, runs, messages or the connection."""
+        self._line.check()
+        await self._mirror.changed.wait()
+        self._line.check()
+
+    async def until(self, wanted: Callable[[RemoteAgent], Any]) -> None:
+        """Wait until `wanted(agent)` is true; it is asked after every change."""
+        await trio.lowlevel.checkpoint()
+        while not wanted(self):
+            await self.changed()
+
+    def events(self) -> Events:
+        """Return a reader of everything that happens from now on. Iterate over it.
+
+        A reader is never waited for: one that is `limits.client_events` behind gets a
+        `Lagged` instead, and finds what is true in `state`, `runs` and `messages`.
+        """
+        reader = self._mirror.hub.reader()
+        self._line.check()
+        return reader
+
+    # ---- calls
+
+    @overload
+    async def call(self, method: str, *args: Any, result_type: type[T]) -> T: ...
+    @overload
+    async def call(self, method: str, *args: Any, result_type: Any = ...) -> Any: ...
+    async def call(self, method: str, *args: Any, result_type: Any = Any) -> Any:
+        """Call a method of the agent; the answer is decoded to `result_type`.
+
+        Raises `CallFailed` with what the server told; `ConnectionLost` when the socket
+        went after the call was sent (one not sent yet goes over the next socket);
+        `RemoteProtocolError` for an answer of another type. A cancelled call that was
+        sent goes on at the server.
+        """
+        return await self._calls.call(method, args, result_type)
+
+    @overload
+    def stream(self, method: str, *args: Any, item_type: type[T]) -> CallStream[T]: ...
+    @overload
+    def stream(
+        self, method: str, *args: Any, item_type: Any = ...
+    ) -> CallStream[Any]: ...
+    def stream(self, method: str, *args: Any, item_type: Any = Any) -> CallStream[Any]:
+        """Call a streaming method: iterate over its values; `.result` is its final one.
+
+        A consumer that is slow makes the whole socket wait, unless an answer of a call
+        is waited for; after `limits.client_pause_s` it is given up (`CapacityError`).
+        """
+        self._line.check()
+        return self._calls.begin(method, args, item_type)
+
+    async def send(self, message: str | bytes | Json) -> None:
+        """Send a message of the app (a mapping as JSON); returns when it is written."""
+        text = encoded(message) if isinstance(message, dict) else message
+        await self._line.space()
+        item = self._line.post(text)
+        try:
+            await item.written()
+        except trio.Cancelled:
+            self._line.retract(item)
+            raise
+
+    async def set_state(self, state: Any) -> None:
+        """Set the agent's state; returns when the server has it.
+
+        Raises `Refused` when it would not, `ConnectionLost` when nobody knows: then
+        `state` tells after the reconnect.
+        """
+        frame = encoded({"type": "cf_agent_state", "state": state})
+        copy = msgspec.json.decode(frame)["state"]
+        mirror = self._mirror
+        async with self._state_lock:
+            mirror.state_error = None
+            before, mirror.state = mirror.state, copy
+            try:
+                await self._calls.call(_FENCE, (), Any, before=frame)
+            except CallFailed:
+                pass  # as it must: there is no such method
+            except BaseException:
+                if mirror.state is copy:
+                    mirror.state = before
+                raise
+            if mirror.state_error is not None:
+                if mirror.state is copy:
+                    mirror.state = before
+                raise Refused(mirror.state_error)
+        mirror.tell(told.StateChanged(state=copy, source="client"))
+
+    # ---- chat
+
+    async def ask(
+        self,
+        question: str | Json,
+        *,
+        body: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> Answer:
+        """Ask a chat agent; returns when the question is sent. Iterate over the answer.
+
+        `question` is a text or a UI message; `body` are custom keys for the agent.
+        """
+        if isinstance(question, str):
+            parts = [{"type": "text", "text": question}]
+            question = {"id": self._chance.id(), "role": "user", "parts": parts}
+        elif not {"id", "role", "parts"} <= question.keys():
+            raise UsageError("a UI message has id, role and parts")
+        encoded(question)
+        await self._line.space()
+        answer = self._chat.ask(
+            request_id or self._chance.id(), question, dict(body or {})
+        )
+        self._mirror.touch()
+        assert answer.item is not None
+        try:
+            await answer.item.gone.wait()
+        except trio.Cancelled:
+            self._chat.unask(answer)
+            raise
+        self._line.check()
+        return answer
+
+    async def stop(self, request_id: str | None = None) -> None:
+        """Stop a turn; without an id all that are under way."""
+        ids = [request_id] if request_id is not None else list(self._chat.folds)
+        for one in ids:
+            await self._chat.stop(one)
+        await trio.lowlevel.checkpoint()
+
+    async def clear(self) -> None:
+        """Clear the history; turns that are under way end."""
+        await self.send({"type": "cf_agent_chat_clear"})
+        self._chat.cleared()
+        self._mirror.tell_messages()
