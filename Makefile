@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
+MODELS := $(VENV)/.installed-models
+MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
@@ -22,7 +24,12 @@ $(DEV): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(STAMP)
 
-demo: $(STAMP)
+$(MODELS): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[openai,anthropic]'
+	@touch $@ $(STAMP)
+
+# With a key in the environment the demo thinks with that model.
+demo: $(STAMP) $(if $(OPENAI_API_KEY)$(ANTHROPIC_API_KEY),$(MODELS))
 	$(BIN)/culet demo --data $(DEMO) --port $(PORT) $(foreach d,$(DOCS),--docs $(d))
 
 lint: $(DEV)
@@ -38,10 +45,14 @@ unit: $(DEV)
 
 test: lint types js unit
 
-js: tests/js/node_modules/.stamp tests/js/.chromium
+js: tests/js/node_modules/.stamp tests/js/.chromium $(MOCK)/node_modules/.stamp
 
 tests/js/node_modules/.stamp: tests/js/package.json tests/js/package-lock.json
 	cd tests/js && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(MOCK)/node_modules/.stamp: $(MOCK)/package.json $(MOCK)/package-lock.json
+	cd $(MOCK) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A browser for one test. Root on Debian gets it from the packages; elsewhere that test says why it is skipped.
@@ -59,4 +70,4 @@ fuzz: $(DEV)
 	$(BIN)/python -m fuzz $(FUZZ)
 
 clean:
-	rm -rf $(VENV) .demo tests/js/node_modules tests/js/.chromium
+	rm -rf $(VENV) .demo tests/js/node_modules tests/js/.chromium $(MOCK)/node_modules

@@ -8,8 +8,9 @@ facet owns the full-text index and builds it in small slices.
 from __future__ import annotations
 
 import itertools
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
@@ -18,7 +19,14 @@ import trio
 from culet.adapters import Think
 from culet.adapters.extractive import ExtractiveModel, answer_of, finding_from
 from culet.adapters.model import Model, to_model_messages
-from culet.adapters.passage import Answer, Finding, Passage, SubQuestion, TermStats
+from culet.adapters.passage import (
+    Answer,
+    Citation,
+    Finding,
+    Passage,
+    SubQuestion,
+    TermStats,
+)
 from culet.adapters.tooling import ToolContext, tool
 from culet.kernel import Agent, agent_tool
 from culet.web.demo.corpus import Corpus
@@ -27,6 +35,19 @@ from culet.web.demo.index import Index, Progress
 SLICE_S: Final = 0.010  # of indexing before others run
 STEPS: Final = 8  # of indexing between two barriers that are waited for
 TOLD_S: Final = 0.25  # between two reports of progress to the page
+PROMPT: Final = """\
+You answer questions about a folder of documents, from what stands in them and from
+nothing else.
+
+First plan: split the question into 3 to 6 short sub-questions that name what they are
+about in the documents' own words (functions, classes, terms). Ask for all of them at
+once with the `research` tool, one call each; give `question` and leave the other fields
+out. A sub-question that finds nothing may be asked once more in other words.
+
+Then answer in a few paragraphs of Markdown. Put the place behind every claim, as
+`file:line`, exactly as the findings give it. Say what was not found. Never cite a place
+that no finding gave you.
+"""
 
 
 class Library(Agent):
@@ -115,6 +136,7 @@ class Assistant(Think):
     library: ClassVar[type[Library]]
     researcher: ClassVar[type[Researcher]]
     pace_s: ClassVar[float] = 0.0
+    system_prompt = PROMPT
     initial_state: ClassVar[Any] = {
         "library": {"phase": "indexing", "done": 0, "total": 0, "passages": 0}
     }
@@ -124,8 +146,8 @@ class Assistant(Think):
         self.spawn(self.dynamic_agents.get, self.library, "library")
 
     def get_model(self) -> Model:
-        """Return a model that plans with the library's statistics."""
-        return ExtractiveModel(self._stats, pace_s=self.pace_s)
+        """Return the model that was given, else one that plans with statistics."""
+        return self.model or ExtractiveModel(self._stats, pace_s=self.pace_s)
 
     def get_tools(self) -> dict[str, Any]:
         """Offer research as an agent tool: one run per sub-question."""
@@ -147,6 +169,16 @@ class Assistant(Think):
         """Search the library, for a researcher."""
         library = await self.dynamic_agents.get(self.library, "library")
         return await library.search(terms, limit)
+
+    def _answer(self) -> Answer:
+        """Return the last answer; of a given model with the citations it made."""
+        messages = to_model_messages(self.messages)
+        if self.model is None:
+            return answer_of(messages)
+        turn = itertools.takewhile(lambda m: m.role != "user", reversed(messages))
+        said = next((m.content for m in turn if m.role == "assistant"), "")
+        runs = [run for run in self.runs.list() if run.status == "completed"]
+        return cited(said, [msgspec.convert(run.output, Finding) for run in runs])
 
     async def on_chat_cleared(self) -> None:
         """Forget the runs of a conversation that was cleared."""
@@ -175,7 +207,7 @@ class Assistant(Think):
         return Asked(
             status=result.status,
             error=result.error,
-            answer=answer_of(to_model_messages(self.messages)),
+            answer=self._answer(),
             runs=[_told(r) for r in self.runs.list() if r.run_id not in earlier],
         )
 
@@ -218,15 +250,44 @@ class DemoClasses(NamedTuple):
     library: type[Library]
 
 
-def demo_classes(corpora: Sequence[Corpus], pace_s: float) -> DemoClasses:
-    """Return the demo's classes for these documents; `pace_s` between pieces of text."""
+def cited(text: str, findings: Sequence[Finding]) -> Answer:
+    """Return an answer with the citations of the findings that its text names, in order.
+
+    A `file:line` inside of a quote names that quote.
+    """
+    found = {(c.file, c.line): c for one in findings for c in one.citations}
+    files = "|".join(sorted((re.escape(file) for file, _ in found), reverse=True))
+    named: dict[Citation, None] = {}
+    for match in re.finditer(rf"(?<![\w/.-])({files}):(\d{{1,9}})", text):
+        file, line = match[1], int(match[2])
+        for c in found.values():
+            if c.file == file and c.line <= line <= c.line + c.quote.count("\n"):
+                named[c] = None
+    return Answer(text=text, citations=tuple(named))
+
+
+def demo_classes(
+    corpora: Sequence[Corpus],
+    pace_s: float,
+    model: Callable[[], Model] | None = None,
+) -> DemoClasses:
+    """Return the demo's classes for these documents; `pace_s` between pieces of text.
+
+    `model` returns the assistant's; without it, it is the embedded one. Researchers
+    always have that: they quote, and a quote must be true.
+    """
     library = cast(
         type[Library], type("Library", (Library,), {"corpora": tuple(corpora)})
     )
     researcher = cast(
         type[Researcher], type("Researcher", (Researcher,), {"pace_s": pace_s})
     )
-    members = {"pace_s": pace_s, "library": library, "researcher": researcher}
+    members = {
+        "pace_s": pace_s,
+        "library": library,
+        "researcher": researcher,
+        "model": None if model is None else model(),
+    }
     assistant = cast(type[Assistant], type("Assistant", (Assistant,), members))
     library.assistant = assistant
     researcher.assistant = assistant

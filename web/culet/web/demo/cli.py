@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from culet.adapters.environment import model_from_environment
+from culet.adapters.model import Model
 from culet.kernel import Kernel, open_kernel
 from culet.web import create_app, serve
 from culet.web.demo.agents import Asked, DemoClasses, demo_classes
@@ -48,17 +50,28 @@ def add_demo(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     found = corpora(args.docs) if args.docs else default_corpora()
+    model = _model()
     if args.ask is not None:
-        classes = demo_classes(found, args.pace or 0.0)
+        classes = demo_classes(found, args.pace or 0.0, model)
         with _folder(args.data) as folder:
             return trio.run(_ask, classes, folder, args.ask, args.json)
-    classes = demo_classes(found, PAGE_PACE_S if args.pace is None else args.pace)
+    pace_s = PAGE_PACE_S if args.pace is None else args.pace
+    classes = demo_classes(found, pace_s, model)
     with _folder(args.data or ".demo") as folder:
         try:
             trio.run(_serve, classes, folder, args.host, args.port)
         except KeyboardInterrupt:
             return 130
     return 0
+
+
+def _model() -> Callable[[], Model] | None:
+    """Return the model that the environment names, made once; None: the embedded one."""
+    model = model_from_environment()
+    if model is None:
+        return None
+    sys.stderr.write(f"thinks with {model!r}\n")
+    return lambda: model
 
 
 @contextmanager
