@@ -791,3 +791,63 @@ async def test_a_turn_that_ends_while_its_agent_sleeps_leaves_its_message(
         assert not tree.nodes
         tree.endings.cancel(subject, "by the test")
         assert texts(await history(test)) == ["a wait:x b", "a"]
+
+
+# ---- what an author or a disk gets wrong
+
+
+class Clumsy(Talker):
+    """Hangs something on its token that fails."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        def fail(reason: str | None) -> None:
+            raise ValueError("in a callback")
+
+        turn.cancel.on_cancel(fail)
+        turn.cancel.on_cancel(lambda _reason: DOORS.open("told"))
+        async with aclosing(super().on_chat_message(turn)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def test_a_callback_that_fails_does_not_spoil_a_stop(clock: object) -> None:
+    me = ("Clumsy", "a")
+    async with (
+        open_test_kernel(roots=[Clumsy]) as test,
+        connected(test.kernel, me) as tab,
+    ):
+        tab.chat("r1", user("u1", "one wait:x"))
+        await DOORS.at("wait:x")
+        tab.send("cf_agent_chat_request_cancel", id="r1")
+        assert (await tab.ended("r1"))["outcome"] == "aborted"
+        await DOORS.through("told")
+        tab.chat("r2", user("u2", "two"))
+        await tab.ended("r2")
+        assert tab.text("r2") == "two "
+
+
+async def test_a_request_that_is_half_stored_restarts_the_tree(clock: object) -> None:
+    async with open_test_kernel(roots=[Talker]) as test:
+        async with connected(test.kernel, ME) as tab:
+            tab.chat("r1", user("u1", "one"))
+            await tab.ended("r1")
+            await test.advance(1)
+            before = test.tree("Talker", "a")
+            test.faults.fail_commit(2)  # the first one stores the message
+            tab.chat("r2", user("u2", "lost"))
+            await test.advance(10)
+        assert test.tree("Talker", "a") is not before
+        assert texts(await history(test)) == ["one", "one"]
+
+
+async def test_what_a_turn_cannot_carry_is_refused_before_anything_is_stored(
+    clock: object,
+) -> None:
+    async with open_test_kernel(roots=[Talker]) as test:
+        root = await test.kernel.get_agent(Talker, "a")
+        node = test.find([ME])
+        assert node is not None
+        agent: Any = node.agent
+        with pytest.raises(UsageError, match="JSON"):
+            await agent.submit_messages([user("u1", "x")], body={"odd": object()})
+        assert await root.stored() == []

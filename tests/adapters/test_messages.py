@@ -170,3 +170,21 @@ def test_a_tool_call_id_that_was_used_is_replaced_the_same_way_each_time() -> No
     assert rules.unique_call_id("c7", {"c0"}, "a", 1) == "c7"
     assert rules.unique_call_id("c0", {"c0"}, "a", 1) == "call-a-1"
     assert rules.unique_call_id("", set(), "a", 2) == "call-a-2"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"type": "message-metadata", "messageMetadata": 3},
+        {"type": "start", "messageMetadata": ["x"]},
+        {"type": "tool-output-available", "toolCallId": ["x"], "output": 1},
+    ],
+)
+def test_a_chunk_that_makes_no_sense_says_nothing(chunk: dict[str, Any]) -> None:
+    told = [{"type": "text-delta", "id": "t", "delta": "hello"}, chunk]
+    base = {"id": "m", "role": "assistant", "parts": [], "metadata": "odd"}
+    for before in (None, base):
+        made = rules.assistant_message("m", told, ended="completed", base=before)
+        assert made is not None
+        assert made["parts"][0]["text"] == "hello"
+        assert "metadata" not in made

@@ -969,3 +969,45 @@ async def test_replay_folds_to_the_same_state_from_any_cut(clock: object) -> Non
             for frame in frames[:cut] + await root.frames("r", cut - 2) + frames:
                 state = apply_agent_tool_event(state, frame)
             assert state.to_json() == whole.to_json()
+
+
+# ---- nothing is kept of what is over
+
+
+async def test_what_checks_an_output_goes_with_its_run(clock: object) -> None:
+    async with opened() as test, trio.open_nursery() as nursery:
+        await test.kernel.get_agent(Top, "a")
+        me, tree = agent_at(test), tree_of(test)
+
+        async def run(run_id: str, *script: Any) -> None:
+            await me.run_agent_tool(
+                Child, list(script), run_id=run_id, output_type=dict[str, int]
+            )
+
+        for run_id in ("cancelled", "deleted"):
+            nursery.start_soon(run, run_id, ["sleep", 60])
+        nursery.start_soon(run, "good", ["say", "x"])
+        await settle()
+        assert len(tree.runs.validators) == 2
+        await me.runs.cancel("cancelled")
+        await me.dynamic_agents.delete(Child, "deleted")
+        await settle()
+        assert tree.runs.validators == {}
+
+
+async def test_two_that_clear_at_once_do_not_meet(clock: object) -> None:
+    async with opened() as test, trio.open_nursery() as nursery:
+        root = await test.kernel.get_agent(Top, "a")
+        me = agent_at(test)
+        for n in range(4):
+            await root.run("Child", [["say", "x"]], f"r{n}")
+        counts: list[int] = []
+
+        async def clear() -> None:
+            counts.append(await me.runs.clear())
+
+        nursery.start_soon(clear)
+        nursery.start_soon(clear)
+        await test.advance(1)
+        assert sum(counts) == 4
+        assert me.runs.list() == []

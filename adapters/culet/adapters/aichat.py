@@ -259,10 +259,7 @@ class AIChatAgent(Agent):
             return True
         if not choice.persist and not rules.has_tool_results(parts):
             self._chat.transcript.forget([turn.request_id])
-        subject = self._node.tree.endings.subject(self._node.slot, turn.request_id)
-        if subject is not None:
-            ending = Ending("interrupted", "not-resumed")
-            self._node.tree.endings.settle(subject, ending, turn._taken)
+        self._node.tree.turns.end(turn, Ending("interrupted", "not-resumed"))
         return False
 
     async def _input_messages(self, turn: Turn) -> list[Message]:

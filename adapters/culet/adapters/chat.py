@@ -21,7 +21,7 @@ from culet.adapters.resume import Offers
 from culet.adapters.transcript import Note, Transcript
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
-from culet.kernel.endings import Ending, Subject
+from culet.kernel.endings import Ending, Subject, json_text
 from culet.kernel.errors import CapacityError, StorageError, UsageError
 from culet.kernel.node import Ambient, ambient
 from culet.kernel.ports import Blob
@@ -101,13 +101,14 @@ class Chat:
             fields["clientTools"] = frame.client_tools
         if frame.trigger == "regenerate-message" and frame.messages:
             fields["leaf"] = frame.messages[-1]["id"]
+        payload = _payload(fields, connection.identity)
         with self.node.db.transaction():
             self.transcript.delete(merged.delete)
             self.transcript.put(merged.put)
             self._note(frame.id, None)
         self.origins[frame.id] = connection
         ids = rules.trailing_user_ids(frame.messages)
-        self._owe(frame.id, fields, connection.identity, {"messageIds": ids})
+        self._owe(frame.id, payload, {"messageIds": ids})
         view = self.view(frame.id)
         if view is not None:  # also a client that wants no frames of the protocol
             view.peers[connection] = None
@@ -142,14 +143,14 @@ class Chat:
         fields: dict[str, Any] = {"trigger": "submit-message"}
         if body:
             fields["body"] = dict(body)
+        payload = _payload(fields, None if here is None else here.identity)
         with self.node.db.transaction():
             self.transcript.put(messages)
             self._note(request_id, continues)
         about: dict[str, Any] = {"messageIds": rules.trailing_user_ids(messages)}
         if continues is not None:
             about = {"continuation": True}
-        identity = None if here is None else here.identity
-        self._owe(request_id, fields, identity, about, key)
+        self._owe(request_id, payload, about, key)
         self.tell()
         return request_id
 
@@ -164,18 +165,18 @@ class Chat:
     def _owe(
         self,
         request_id: str,
-        fields: Mapping[str, Any],
-        identity: Any,
-        about: Mapping[str, Any],
+        payload: dict[str, Any],
+        about: dict[str, Any],
         key: str | None = None,
     ) -> None:
-        payload: dict[str, Any] = {"fields": dict(fields)}
-        if identity is not None:
-            payload["identity"] = identity
-        self.tree.fibers.start_turn(
-            self.node, request_id, name="chat", lane=LANE, payload=payload, key=key,
-            metadata=dict(about),
-        )  # fmt: skip
+        try:
+            self.tree.fibers.start_turn(
+                self.node, request_id, name="chat", lane=LANE, payload=payload, key=key,
+                metadata=about,
+            )  # fmt: skip
+        except StorageError as error:
+            self.tree.fail(error)  # its messages stand already: half a step
+            raise
         self._forget_old()
 
     def _forget_old(self) -> None:
@@ -398,3 +399,12 @@ class Chat:
             self.tree.stop_worker(subject.slot, subject.id, text)
         else:
             self.tree.endings.cancel(subject, "the chat was cleared")
+
+
+def _payload(fields: Mapping[str, Any], identity: Any) -> dict[str, Any]:
+    """Return what a turn's job holds; raises `UsageError` before anything is stored."""
+    payload: dict[str, Any] = {"fields": dict(fields)}
+    if identity is not None:
+        payload["identity"] = identity
+    json_text(payload)
+    return payload

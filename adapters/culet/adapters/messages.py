@@ -120,16 +120,21 @@ def assistant_message(
     parts = _finals(parts, told)
     if ended is not None:
         parts = [_closed(part, ended) for part in parts]
-    metadata: dict[str, Any] = dict(base.get("metadata") or {}) if base else {}
+    metadata = _mapping(base.get("metadata")) if base else {}
     for chunk in told:
         if chunk.get("type") in ("start", "finish", "message-metadata"):
-            metadata |= chunk.get("messageMetadata") or {}
+            metadata |= _mapping(chunk.get("messageMetadata"))
     if all(part["type"] == "step-start" for part in parts):
         return None
     made: Message = {"id": message_id, "role": "assistant", "parts": parts}
     if metadata:
         made["metadata"] = metadata
     return made
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a copy of a mapping; whatever else an author or client sent says nothing."""
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _finals(
@@ -139,13 +144,15 @@ def _finals(
 
     Clients' reducer keeps that mark when the final chunk does not name it.
     """
-    preliminary: dict[Any, bool] = {}
+    preliminary: dict[str, bool] = {}
     for chunk in told:
-        if chunk.get("type") == "tool-output-available":
-            preliminary[chunk.get("toolCallId")] = bool(chunk.get("preliminary"))
+        call = chunk.get("toolCallId")
+        if chunk.get("type") == "tool-output-available" and isinstance(call, str):
+            preliminary[call] = bool(chunk.get("preliminary"))
     return [
         {k: v for k, v in part.items() if k != "preliminary"}
-        if "preliminary" in part and not preliminary.get(part.get("toolCallId"), True)
+        if "preliminary" in part
+        and not preliminary.get(str(part.get("toolCallId")), True)
         else part
         for part in parts
     ]

@@ -168,7 +168,9 @@ class Barrier:
             raise Fenced(msg) from self.fenced
 
     async def room(self) -> None:
-        """Wait for one record: a hot file needs its checkpoint."""
+        """Wait for one record, or the fence: a hot file needs its checkpoint."""
+        if self.fenced is not None:
+            return
         self.urge()
         event = trio.Event()
         self._waiters.append((0, event))
@@ -183,6 +185,8 @@ class Barrier:
             if not self._urgent.is_set():
                 with trio.move_on_after(self.limits.linger_s):
                     await self._urgent.wait()
+            if self.fenced is not None:
+                return  # a record now would make half a step durable
             self._wanted, self._urgent = trio.Event(), trio.Event()
             try:
                 await self._record()

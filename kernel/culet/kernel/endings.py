@@ -17,7 +17,7 @@ import trio
 
 from .calls import UNENCODABLE
 from .core.run import Status
-from .errors import StorageError, UsageError
+from .errors import UsageError
 from .node import State
 from .streams import End, Stream
 
@@ -234,18 +234,13 @@ class Endings:
                 self.tree.streams.open(subject.slot, subject.id).flush()
 
     def _commit(self, step: _Step) -> bool:
-        flushed = self.tree.barrier.count
-        try:
-            with self.tree.transaction():
-                (subject, ending), *others = step.ends
-                if not self._end_row(step, subject, ending, hook=True):
-                    return False
-                for other, how in others:
-                    self._end_row(step, other, how, hook=False)
-        except StorageError as error:
-            if self.tree.barrier.count != flushed:  # pragma: no cover - half a step
-                self.tree.fail(error)
-            raise
+        """The one commit. What was flushed before it may stand without it."""
+        with self.tree.transaction():
+            (subject, ending), *others = step.ends
+            if not self._end_row(step, subject, ending, hook=True):
+                return False
+            for other, how in others:
+                self._end_row(step, other, how, hook=False)
         return True
 
     def _end_row(
@@ -311,7 +306,11 @@ class Endings:
                 end = End(ending.status, ending.reason, ending.error, ending.summary, n)
                 node = self.tree.nodes.get(subject.slot)
                 if node is not None and node.state is State.LIVE:
-                    node.agent._ended(subject.id, end)
+                    try:
+                        node.agent._ended(subject.id, end)
+                    except Exception as error:  # the commit stands: all are told
+                        name = f"end of {subject.id}"
+                        self.tree.kernel.report("turn", node, error, name=name)
                 stream.close(end)
             self._wake(subject)
             self.tree.emit(f"{subject.kind}:end", subject, ending)
@@ -322,6 +321,8 @@ class Endings:
             self.tree.stop_all(stop, "the run was ended")
 
     def _wake(self, subject: Subject) -> None:
+        if subject.kind == "run":
+            self.tree.runs.validators.pop((subject.owner, subject.id), None)
         event = self.waiters.pop((subject.owner, subject.id), None)
         if event is not None:
             event.set()

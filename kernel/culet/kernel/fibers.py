@@ -15,7 +15,7 @@ import trio
 
 from .core.run import Status
 from .endings import Ending, Subject, json_text
-from .errors import FacetAborted, NotFound, StorageError, UsageError
+from .errors import FacetAborted, NotFound, UsageError
 from .jobs import StartFailed, Taken
 from .node import Ambient, Node, ambient, is_stop
 from .streams import TurnView
@@ -211,6 +211,12 @@ class Fibers:
             msg = f"fiber {asker!r} is over"
             raise UsageError(msg)
 
+    def stop(self, slot: str, fiber_id: str, reason: str | None) -> None:
+        """End the task of a fiber whose row is settled; its agent lives on."""
+        live = self.live.get((slot, fiber_id))
+        if live is not None:
+            live[1].cancel(reason=reason)
+
     def cancel(self, owner: str, fiber_id: str, reason: str | None) -> Status | None:
         """Cancel by id: the standing status, None when there is no such fiber."""
         found = self.get(owner, fiber_id, None)
@@ -311,7 +317,7 @@ class Fibers:
                     payload=payload,
                     held=take,
                 )
-        except StorageError:
+        except Exception:
             tree.streams.drop(stream)
             raise
         stream.open()

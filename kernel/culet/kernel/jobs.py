@@ -24,8 +24,9 @@ import msgspec
 import trio
 
 from .barrier import until
+from .calls import UNENCODABLE
 from .core import job as core
-from .errors import Deleted, FacetAborted, StorageError
+from .errors import Deleted, FacetAborted, StorageError, UsageError
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -162,9 +163,14 @@ class Jobs:
         """Insert a job; inside the caller's transaction. Returns its id.
 
         With `held` it is born taken, its first attempt counted (and begun, if a turn).
+        Raises `UsageError` for a payload that is no JSON.
         """
         self.touch(owner, lane)
-        encoded = None if payload is None else msgspec.json.encode(payload).decode()
+        try:
+            encoded = None if payload is None else msgspec.json.encode(payload).decode()
+        except UNENCODABLE as error:
+            msg = f"{kind} {what!r}: its payload cannot be stored as JSON: {error}"
+            raise UsageError(msg) from None
         due = at if due_at is None else due_at
         values = (
             owner, kind, what, encoded, every, at, due, lane, key, retry,

@@ -27,7 +27,6 @@ from .errors import (
     Deleted,
     InternalError,
     NotFound,
-    StorageError,
     UsageError,
 )
 from .node import Ambient, Node, ambient, starting
@@ -303,7 +302,7 @@ class Runs:
                         held=take,
                     )
                 self._limit(node, ask, run_id, now)
-        except StorageError:
+        except Exception:
             tree.streams.drop(stream)
             raise
         stream.open()
@@ -400,9 +399,10 @@ class Runs:
             msg = f"there is no run {run_id!r}"
             raise NotFound(msg)
         cursor = Cursor(rows[0][0], run_id, "run", after)
+        limit = self.tree.kernel.limits.replay_page_bytes
         over = False
         while not over:
-            texts, over = self.tree.streams.pull(None, cursor, 64 << 10)
+            texts, over = self.tree.streams.pull(None, cursor, limit)
             for text in texts:
                 yield msgspec.json.decode(text)
             await trio.lowlevel.checkpoint()
@@ -418,7 +418,10 @@ class Runs:
             node.check()
             self.cancel(node.slot, run.run_id, "cleared")
             sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
-            child = self.db.execute(sql, (node.slot, run.run_id))[0][0]
+            found = self.db.execute(sql, (node.slot, run.run_id))
+            if not found:
+                continue  # cleared by somebody else meanwhile
+            child = found[0][0]
             with self.tree.transaction():
                 self.tree.jobs.drop(
                     "owner = ? AND kind IN ('hook', 'deliver', 'limit') AND what = ?",

@@ -594,13 +594,8 @@ class Tree:
 
     def stop_worker(self, slot: str, what: str, reason: str | None) -> None:
         """End the task of one turn or fiber whose row is settled; its agent lives on."""
-        turn = self.turns.live.get((slot, what))
-        if turn is not None:
-            turn.cancel.cancel(reason)
-            turn._scope.cancel(reason=reason)
-        live = self.fibers.live.get((slot, what))
-        if live is not None:
-            live[1].cancel(reason=reason)
+        self.turns.stop(slot, what, reason)
+        self.fibers.stop(slot, what, reason)
 
     async def evict(self, node: Node) -> bool:
         """Drop an idle node from memory; its rows and files stay."""

@@ -27,7 +27,7 @@ from .errors import (
     UsageError,
 )
 from .jobs import StartFailed, Taken
-from .node import Ambient, Node, State
+from .node import Ambient, Node, State, is_stop
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -44,11 +44,10 @@ _REPORTS: Final = frozenset({"data-agent-progress", "data-agent-milestone"})
 class CancelToken:
     """A wish to cancel that can be handed on; cancelling it twice changes nothing."""
 
-    __slots__ = ("_callbacks", "_event", "_event_made", "reason")
+    __slots__ = ("_callbacks", "_event", "reason")
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._event_made = False
         self._event: trio.Event | None = None
         self._callbacks: list[Callable[[str | None], object]] | None = []
 
@@ -58,15 +57,24 @@ class CancelToken:
         return self._callbacks is None
 
     def cancel(self, reason: str | None = None) -> None:
-        """Ask everything that holds this token to stop. Never blocks."""
+        """Ask everything that holds this token to stop. Never blocks.
+
+        Everything is asked; the first error that one of them raised is raised then.
+        """
         callbacks, self._callbacks = self._callbacks, None
         if callbacks is None:
             return
         self.reason = reason
         if self._event is not None:
             self._event.set()
+        first: BaseException | None = None
         for fn in callbacks:
-            fn(reason)
+            try:
+                fn(reason)
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     async def wait(self) -> None:
         """Return when it was cancelled."""
@@ -309,6 +317,25 @@ class Turns:
             await self._drive(node, subject, taken)
         return False
 
+    def stop(self, slot: str, what: str, reason: str | None) -> None:
+        """End the task of a turn whose row is settled; its agent lives on."""
+        turn = self.live.get((slot, what))
+        if turn is None:
+            return
+        turn._scope.cancel(reason=reason)
+        try:
+            turn.cancel.cancel(reason)  # calls what its author has put there
+        except BaseException as error:
+            if is_stop(error):
+                raise
+            self.tree.kernel.report("turn", turn._node, error, name=what)
+
+    def end(self, turn: Turn, ending: Ending) -> None:
+        """Settle a turn from inside it; it may have ended already."""
+        subject = self.tree.endings.subject(turn._node.slot, turn.request_id)
+        if subject is not None:
+            self._end(subject, ending, turn._taken)
+
     def exhausted(self, taken: Taken, text: str) -> None:
         """Settle a turn whose attempts are used up."""
         subject = self.tree.endings.subject(taken.row.owner, taken.row.what)
@@ -365,7 +392,7 @@ class Turns:
             summary = summary[: limit.summary_bytes]
             output = json_text(turn.output)
             usage = json_text(turn.usage)
-            check = self.tree.runs.validators.pop((subject.owner, subject.id), None)
+            check = self.tree.runs.validators.get((subject.owner, subject.id))
             if check is not None and turn.output is not None:
                 check(msgspec.json.decode(output or "null"))
         except (TypeError, msgspec.ValidationError, UsageError) as error:
