@@ -235,6 +235,7 @@ async def test_a_child_that_raises_in_on_start_disturbs_nobody(tmp_path: Path) -
             await hub.make("RaiserPlain", "r")
         answer = await client.call("make", "RaiserPlain", "r")
         assert not answer["success"]
+        assert "secret" not in answer["error"]
         path = "/agents/hub/h/sub/raiser-plain/r"
         status, _, body = await w.server.http("GET", path)
         assert status == 503

@@ -113,7 +113,13 @@ class Kernel:
                     name = f"{key.class_name}/{key.name}"
                     self.report("root", None, error, name=name)
                     if isinstance(error, StorageError):  # what it owes is owed still
-                        wait_ms = int(self.limits.backoff_max_s * 1000)
+                        full = isinstance(error, StorageFull)
+                        wait_s = (
+                            self.limits.clock_check_s
+                            if full
+                            else self.limits.backoff_max_s
+                        )
+                        wait_ms = int(wait_s * 1000)
                         self._sleeping.setdefault(key, now + wait_ms)
             if due:
                 await trio.lowlevel.checkpoint()
@@ -306,6 +312,10 @@ class Kernel:
         except (NotFound, StorageFull) as error:
             # nothing of it was durable; or there may be room the next time
             self.report("storage", None, error, name=f"restart of {tree.key}")
+            if isinstance(error, StorageFull):  # nobody may come, and it owes things
+                wait_ms = int(self.limits.backoff_base_s * 1000)
+                self._sleeping.setdefault(tree.key, self.clock.now_ms() + wait_ms)
+                self._sleepers_changed.set()
         except Exception as error:
             self._broken[tree.key] = error
             self.report("storage", None, error, name=f"restart of {tree.key}")

@@ -23,7 +23,16 @@ from .calls import UNENCODABLE, Method, iterate
 from .calls import Final as RpcFinal
 from .core import clientframes as client
 from .core import frames
-from .errors import CuletError, FacetAborted, Refused, UsageError
+from .errors import (
+    CuletError,
+    FacetAborted,
+    FacetBroken,
+    InternalError,
+    Refused,
+    StorageError,
+    StorageFull,
+    UsageError,
+)
 from .http import ConnectContext
 from .node import Ambient, Node, State
 from .ports import Blob, Peer
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("culet.kernel")
 _encode = msgspec.json.Encoder().encode
+# their texts hold file names, queries, and what other agents raised
+_PRIVATE: Final = (StorageError, FacetBroken, InternalError)
 Work = tuple[Node, Ambient, Callable[..., Any], Any]
 _STATE: Final = "state"
 _GET: Final = "SELECT value FROM main.culet_value WHERE key = ?"
@@ -342,11 +353,17 @@ async def _answer(
     except (trio.Cancelled, KeyboardInterrupt):
         conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
         raise
-    except CuletError as error:
-        conn.say(frames.rpc_error(frame.id, str(error)))
     except Exception as error:
+        if isinstance(error, CuletError) and not isinstance(error, _PRIVATE):
+            conn.say(frames.rpc_error(frame.id, str(error)))
+            return
         error_id = node.tree.kernel.report("rpc", node, error, name=method.where)
-        conn.say(frames.rpc_error(frame.id, f"the call failed (error {error_id})"))
+        what = (
+            "the storage is full"
+            if isinstance(error, StorageFull)
+            else "the call failed"
+        )
+        conn.say(frames.rpc_error(frame.id, f"{what} (error {error_id})"))
 
 
 async def _stream(
