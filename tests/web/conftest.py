@@ -7,6 +7,12 @@ import pytest
 from web import serving
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register our marker."""
+    line = "cannot(reason): shows what is lost under plain hypercorn, and why"
+    config.addinivalue_line("markers", line)
+
+
 @pytest.fixture(params=["own", "quart"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Serve by our own listener, then by plain hypercorn."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
 import trio
@@ -323,18 +322,28 @@ async def run_own(app: QuartTrio, *, task_status: Any) -> None:
     await serve(app, bind="127.0.0.1:0", task_status=task_status)
 
 
-async def run_hypercorn(
-    app: QuartTrio, *, task_status: Any, shutdown: Any = trio.sleep_forever
-) -> None:
+async def run_hypercorn(app: QuartTrio, *, task_status: Any) -> None:
+    """Run it until cancelled; then stop it as a signal does."""
     config = Config()
     config.bind = ["127.0.0.1:0"]
     config.graceful_timeout = 0.2
     config.errorlog = None
+    stop = trio.Event()
+
+    async def shielded(*, task_status: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await hypercorn_serve(
+                cast(Any, app), config, shutdown_trigger=stop.wait,
+                task_status=task_status,
+            )  # fmt: skip
+
     async with trio.open_nursery() as nursery:
-        binds = await nursery.start(
-            partial(hypercorn_serve, cast(Any, app), config, shutdown_trigger=shutdown)
-        )
+        binds = await nursery.start(shielded)
         task_status.started(binds[0])
+        try:
+            await trio.sleep_forever()
+        finally:
+            stop.set()
 
 
 RUNNERS: dict[str, Any] = {"own": run_own, "quart": run_hypercorn}

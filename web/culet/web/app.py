@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, cast
+from typing import Any, Final, cast, final
 
+import trio
 from quart import Response as QuartResponse
 from quart import request as current_request
 from quart.wrappers import Request as QuartRequest
@@ -19,7 +20,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from culet.kernel.core.limits import Limits
-from culet.kernel.errors import Refused, UsageError
+from culet.kernel.errors import Refused, StorageBusy, UsageError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
@@ -141,14 +142,56 @@ def _open_while_serving(
 ) -> None:
     @app.while_serving
     async def lifespan() -> AsyncGenerator[None, None]:
-        async with opener() as kernel:
-            if own_limits:
-                gateway.limits = kernel.limits
-            gateway.serve(kernel)
-            try:
-                yield
-            finally:
-                gateway.serve(None)
+        host = _Host(gateway, opener, own_limits=own_limits)
+        await app.nursery.start(host.run)
+        yield
+        await host.stop()
+
+
+@final
+class _Host:
+    """Holds a kernel open, in a task of its own.
+
+    Quart leaves its `while_serving` generators in the order in which it entered them,
+    and does not leave them at all when its server is cancelled: a kernel inside of one
+    would tear the nurseries of others.
+    """
+
+    def __init__(self, gateway: Gateway, opener: Opener, *, own_limits: bool) -> None:
+        self._gateway, self._opener, self._own_limits = gateway, opener, own_limits
+        self._stop, self._over = trio.Event(), trio.Event()
+        self._error: Exception | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Open the kernel, serve it until told to stop, close it."""
+        serving = False
+        try:
+            async with self._opener() as kernel:
+                if self._own_limits:
+                    self._gateway.limits = kernel.limits
+                self._gateway.serve(kernel)
+                serving = True
+                task_status.started()
+                await self._stop.wait()
+        except StorageBusy as error:
+            if serving:
+                raise
+            msg = f"one kernel per folder, one worker per server: {error}"
+            raise StorageBusy(msg) from error
+        except Exception as error:
+            if not self._stop.is_set():
+                raise
+            self._error = error  # of closing: for whoever waits for that
+        finally:
+            self._gateway.serve(None)
+            self._over.set()
+
+    async def stop(self) -> None:
+        """Close the kernel; raises what that raises."""
+        self._stop.set()
+        await self._over.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _add_probes(app: QuartTrio, gateway: Gateway) -> None:

@@ -55,7 +55,10 @@ def raw_path(scope: Scope) -> str:
 
 @final
 class AgentSockets:
-    """ASGI middleware: agents' paths become sessions, all else goes on to the app."""
+    """ASGI middleware: WebSockets on agents' paths become sessions, all else is the app's.
+
+    Responses of the app are sent to their end, see `finishing`.
+    """
 
     def __init__(self, app: App, gateways: Iterable[Gateway]) -> None:
         self._app, self._gateways = app, gateways
@@ -63,15 +66,14 @@ class AgentSockets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
-        kind = scope["type"]
-        if kind in {"websocket", "http"}:
+        if scope["type"] == "http":
+            await self._app(scope, receive, finishing(send))
+            return
+        if scope["type"] == "websocket":
             path = raw_path(scope)
             for gateway in self._gateways:
                 if gateway.owns(path):
-                    if kind == "websocket":
-                        await self._counted(gateway, scope, path, receive, send)
-                    else:
-                        await self._app(scope, receive, finishing(send))
+                    await self._counted(gateway, scope, path, receive, send)
                     return
         await self._app(scope, receive, send)
 
@@ -207,10 +209,9 @@ class PlainLink:
                         nursery.start_soon(self._keep, session)
                         await self._receiver(session, connection)
                         nursery.cancel_scope.cancel(reason="the client is gone")
-            except trio.Cancelled:
-                self._said = self._said or _RESTART
-                raise
             finally:
+                if self._heard is None and not self._why and self._said is None:
+                    self._said = _RESTART  # cancelled from outside
                 session.lost(*self._end(), was_clean=self._clean)
                 sending.cancel_scope.cancel(reason="the connection ends")
                 await self._goodbye()

@@ -29,7 +29,6 @@ from quart_trio import QuartTrio
 from culet.kernel.errors import UsageError
 
 from .app import gateways_of
-from .asgi import finishing
 from .gateway import Gateway
 from .transport import RECEIVE_BYTES, Wire
 from .upgrade import open_socket, read_head
@@ -90,7 +89,7 @@ class _Server:
         self.config = self._configure()
         # an upgrade that hypercorn cannot bear ends its connection only: see `_handle`
         self.app_has_sockets = any(rule.websocket for rule in app.url_map.iter_rules())
-        self.app = wrap_app(_finishing(app), self.config.wsgi_max_body_size, "asgi")
+        self.app = wrap_app(cast(Any, app), self.config.wsgi_max_body_size, "asgi")
         self.open: Counter[str] = Counter()
         self.total = 0
         self.streams: set[trio.SocketStream] = set()
@@ -249,16 +248,6 @@ class _Server:
                 await _answer(stream, 431, "the request's head is too large")
                 return b""
         return first
-
-
-def _finishing(app: QuartTrio) -> Any:
-    """Let each response be sent to its end."""
-
-    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
-        http = scope["type"] == "http"
-        await cast(Any, app)(scope, receive, finishing(send) if http else send)
-
-    return wrapped
 
 
 @final
