@@ -91,13 +91,17 @@ async def come(
 
 
 async def connect(
-    test: Harness, *hops: tuple[str, str], label: str = "c", **options: Any
+    test: Harness,
+    *hops: tuple[str, str],
+    label: str = "c",
+    peer: type[RecordingPeer] = RecordingPeer,
+    **options: Any,
 ) -> RecordingPeer:
     """Connect a client to an agent."""
     found = await come(test, *hops, **options)
     if isinstance(found, Response):
         raise Refused(f"refused with {found.status}", status=found.status)
-    peer = RecordingPeer(found.gate)
-    peer.connection = found.connect(peer, label)
-    await peer.connection.opened()
-    return peer
+    client = peer(found.gate)
+    client.connection = found.connect(client, label)
+    await client.connection.opened()
+    return client
