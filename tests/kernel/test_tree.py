@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Agent, ChildFailure, ChildRef
+from culet.kernel import Agent, ChildFailure, ChildRef, Limits
 from culet.kernel.errors import (
+    CapacityError,
     ChildDidNotStop,
     Deleted,
     FacetAborted,
@@ -258,6 +259,43 @@ async def test_starts_that_fail_again_and_again_wait_longer(clock: object) -> No
         for _ in range(8):
             await raises(FacetBroken, root.make, "Fails", "f")
         assert trio.current_time() - began > 5, "a failing start is not hot"
+
+
+async def test_a_start_that_has_failed_for_days_is_tried_still(clock: object) -> None:
+    async with opened() as test:
+        root = await top(test)
+        FAIL.append(10_000)
+        await raises(FacetBroken, root.make, "Fails", "f")
+        failures = tree_of(test)._failures
+        (address,) = failures
+        failures[address] = (5_000, 0.0)
+        began = trio.current_time()
+        await raises(FacetBroken, root.make, "Fails", "f")
+        await raises(FacetBroken, root.make, "Fails", "f")
+        assert 4 < trio.current_time() - began < 6
+
+
+async def test_starts_that_fail_under_any_name_fill_no_memory(clock: object) -> None:
+    async with opened(limits=Limits(failed_starts=5)) as test:
+        root = await top(test)
+        FAIL.append(100)
+        for n in range(8):
+            await raises(FacetBroken, root.make, "Fails", f"f{n}")
+        assert [name for _, _, name in tree_of(test)._failures] == [
+            "f3", "f4", "f5", "f6", "f7",
+        ]  # fmt: skip
+
+
+async def test_calls_from_outside_are_bounded(clock: object) -> None:
+    async with opened(limits=Limits(calls_at_once=3)) as test:
+        root = await top(test)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(root.wait)
+            await settle()
+            await raises(CapacityError, root.ping, 1)
+            nursery.cancel_scope.cancel()
+        assert await root.ping(1) == 2
 
 
 async def test_a_hanging_start_ends_at_its_limit(clock: object) -> None:

@@ -135,9 +135,10 @@ class Runs:
         return [to_run(r) for r in self.db.execute(sql, params)]
 
     def cursors(self, owner: str) -> list[Cursor]:
-        """Return one replay cursor per run of that parent, oldest first."""
-        sql = "SELECT child, id FROM run WHERE owner = ? ORDER BY born"
-        return [Cursor(child, i, "run") for child, i in self.db.execute(sql, (owner,))]
+        """Return one replay cursor per run of that parent, oldest first; of the newest."""
+        sql = "SELECT child, id FROM run WHERE owner = ? ORDER BY born DESC LIMIT ?"
+        rows = self.db.execute(sql, (owner, self.tree.kernel.limits.retained_runs))
+        return [Cursor(child, run_id, "run") for child, run_id in reversed(rows)]
 
     # ---- asking
 

@@ -191,7 +191,14 @@ class Tree:
 
     @contextmanager
     def visitor(self) -> Iterator[None]:
-        """Somebody outside uses the tree: it is not evicted meanwhile."""
+        """Somebody outside uses the tree: it is not evicted meanwhile.
+
+        Raises `CapacityError` when as many as `limits.calls_at_once` do already.
+        """
+        limit = self.kernel.limits.calls_at_once
+        if self.visitors >= limit:
+            msg = f"{limit} calls are in {self!r} already"
+            raise CapacityError(msg)
         self.visitors += 1
         try:
             yield
@@ -428,9 +435,13 @@ class Tree:
         if error is None:
             self._failures.pop(address, None)
             return
-        count = self._failures.get(address, (0, 0.0))[0] + 1
-        delay = 0.0 if count == 1 else min(0.05 * 2**count, 5.0)
+        limits = self.kernel.limits
+        count = self._failures.pop(address, (0, 0.0))[0] + 1
+        longer = limits.restart_base_s * 2.0 ** min(count - 2, 60)
+        delay = 0.0 if count == 1 else min(longer, limits.restart_max_s)
         self._failures[address] = (count, trio.current_time() + delay)
+        if len(self._failures) > limits.failed_starts:  # names may be anybody's
+            del self._failures[next(iter(self._failures))]
 
     def forget(self, node: Node) -> None:
         """A node is gone: it leaves the books."""

@@ -29,12 +29,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     database_pages: int = 1 << 20  # quota of one agent's file, pages of 1 KiB
     linger_s: float = 0.005  # between a commit that nobody waits for and its barrier
     slice_s: float = 0.002  # of work in the loop before a checkpoint
-    busy_s: float = 5.0  # how long a busy open is tried again
     segment_bytes: int = 4 << 20  # of the tree log
     checkpoint_frames: int = 1000  # of a WAL: then a checkpoint is wanted
     huge_frames: int = 3000  # of a WAL: never checkpointed in the loop
     checkpoint_s: float = 0.003  # of checkpoints in the loop after one record
-    writer_threads: int = 2
 
     # jobs
     jobs_at_once: int = 256  # taken and not done, per tree
@@ -49,7 +47,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # tree
     children_per_agent: int = 100_000
     calls_at_once: int = 10_000  # external calls inside one tree
-    receipt_nodes: int = 100_000
+    failed_starts: int = 10_000  # agents whose failed starts are remembered, per tree
+    restart_base_s: float = 0.2  # before the third try to start one, then doubling
+    restart_max_s: float = 5.0
 
     # runs and streams
     chunk_bytes: int = 1 << 20  # one stored chunk
@@ -60,10 +60,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
     summary_bytes: int = 256 << 10
     progress_s: float = 0.2  # at most one stored progress frame in this time
-    retained_runs: int = 10_000  # per agent; older terminal ones are cleared by users
+    retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
-    cancel_s: float = 5.0
     notify_s: float = 30.0
 
     # models behind HTTP
