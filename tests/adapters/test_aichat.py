@@ -851,3 +851,26 @@ async def test_what_a_turn_cannot_carry_is_refused_before_anything_is_stored(
         with pytest.raises(UsageError, match="JSON"):
             await agent.submit_messages([user("u1", "x")], body={"odd": object()})
         assert await root.stored() == []
+
+
+async def test_clients_that_come_and_go_during_a_turn_are_forgotten(
+    clock: object,
+) -> None:
+    async with (
+        open_test_kernel(roots=[Talker]) as test,
+        connected(test.kernel, ME) as tab,
+    ):
+        tab.chat("r1", user("u1", "wait:x"))
+        await DOORS.at("wait:x")
+        for _ in range(3):
+            async with connected(test.kernel, ME) as other:
+                other.send("cf_agent_stream_resume_ack", id="r1")
+                other.send("cf_agent_stream_resume_request")
+                await test.advance(1)
+        node = test.find([ME])
+        assert node is not None
+        offers = node.agent._chat.offers  # type: ignore[attr-defined]
+        assert not any(c.gone for p in offers._following.values() for c in p)
+        assert not any(c.gone for p in offers._waiting.values() for c in p)
+        DOORS.open("wait:x")
+        await tab.ended("r1")

@@ -103,6 +103,8 @@ class Top(Agent):
     def validate_state_change(self, next: Any, source: Any) -> None:  # noqa: A002
         if "bad" in next:
             raise ValueError("secret-token-9")
+        if "leave" in next:
+            raise SystemExit("secret-token-9")
 
     async def on_state_changed(self, state: Any, source: Any) -> None:
         HEARD.append(("state", state, source == "server"))
@@ -204,13 +206,14 @@ def states(peer: RecordingPeer) -> list[Any]:
     return frames_of(peer, "cf_agent_state")
 
 
+@pytest.mark.parametrize("key", ["bad", "leave"])
 @pytest.mark.parametrize("identity", ["reader", "writer"])
 async def test_a_refused_state_is_answered_with_the_true_one(
-    identity: str, clock: object
+    identity: str, key: str, clock: object
 ) -> None:
     async with opened() as test:
         peer = await connect(test, identity=identity)
-        peer.send({"type": "cf_agent_state", "state": {"bad": 1}})
+        peer.send({"type": "cf_agent_state", "state": {key: 1}})
         await settle()
         assert agent_at(test).state == {"n": 0}
         assert "cf_agent_state_error" in "".join(map(str, peer.out))

@@ -284,6 +284,9 @@ class AIChatAgent(Agent):
     def _hello(self, connection: Connection) -> list[str]:
         return self._chat.offers.hello(connection)
 
+    def _left(self, connection: Connection) -> None:
+        self._chat.offers.leave(connection)
+
     def _ended(self, stream_id: str, end: End) -> None:
         self._chat.ended(stream_id, end)
 
@@ -339,6 +342,7 @@ _OWN = frozenset(
         "_chat",
         "_prepare",
         "_hello",
+        "_left",
         "_ended",
         "_frame",
         "_start",

@@ -97,9 +97,8 @@ class Offers:
 
     def replay(self, request_id: str, connection: Connection) -> None:
         """Let a client have a turn from its first chunk on, then live."""
-        if any(c.stream_id == request_id and c.kind == "turn"
-               for c in connection._cursors):  # fmt: skip
-            return  # it is under way already
+        if connection.replays(request_id, "turn"):
+            return
         view = self.chat.view(request_id)
         if view is not None:
             view.peers.pop(connection, None)
@@ -124,6 +123,11 @@ class Offers:
             if view is not None:
                 view.peers.pop(connection, None)
             connection.say(frames.stream_resuming(request_id))
+
+    def leave(self, connection: Connection) -> None:
+        """A client is gone; it may come back, again and again, while a turn goes on."""
+        for peers in (*self._waiting.values(), *self._following.values()):
+            peers.pop(connection, None)
 
     def over(self, request_id: str) -> None:
         """A turn ended: who still waited for its first chunk is told that there is none."""

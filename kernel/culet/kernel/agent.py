@@ -491,6 +491,9 @@ class Agent:
         """Handle a chat frame, without waiting; False: it is an ordinary message."""
         return False
 
+    def _left(self, connection: Connection) -> None:
+        """Chat bases forget a client that is gone."""
+
     def _ended(self, stream_id: str, end: End) -> None:
         """Chat bases keep what a turn has said, in the very step that ends it."""
 

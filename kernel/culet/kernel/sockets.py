@@ -34,7 +34,7 @@ from .errors import (
     UsageError,
 )
 from .http import ConnectContext
-from .node import Ambient, Node, State
+from .node import Ambient, Node, State, is_stop
 from .ports import Blob, Peer
 from .storage import end_stale
 from .streams import Cursor
@@ -182,6 +182,10 @@ class Connection:
         self._cursors.append(cursor)
         self._peer.wake()
 
+    def replays(self, stream_id: str, kind: str) -> bool:
+        """Whether a replay of that stream is under way."""
+        return any(c.stream_id == stream_id and c.kind == kind for c in self._cursors)
+
     @property
     def behind(self) -> bool:
         """Whether there is something to pull."""
@@ -243,10 +247,11 @@ class Connection:
         self._cursors.clear()
         tree = self._tree
         tree.sockets.leave(self)
-        if tree.closed or not self._opened:
-            return
         node = tree.nodes.get(self._slot)
-        if node is not None and node.state is State.LIVE and node.kind.hears_close:
+        if tree.closed or node is None or node.state is not State.LIVE:
+            return
+        node.agent._left(self)
+        if self._opened and node.kind.hears_close:
             ctx = Ambient(node, connection=self, identity=self.identity)
             node.hook(ctx, node.agent.on_close, self, code, reason, was_clean)
 
@@ -281,7 +286,9 @@ class Connection:
             else:
                 try:
                     handled = node.agent._frame(self, frame)
-                except Exception as error:
+                except BaseException as error:
+                    if is_stop(error):
+                        raise
                     self._tree.kernel.report("frame", node, error, name=self.uri)
                     handled = True
                 if not handled:
@@ -350,10 +357,10 @@ async def _answer(
             value = await node.enter(ctx, method.fn, node.agent, *args)
             text = None if value is None else _encode(value).decode()
         conn.reply(frames.rpc_result(frame.id, text))
-    except (trio.Cancelled, KeyboardInterrupt):
-        conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if is_stop(error):
+            conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
+            raise
         if isinstance(error, CuletError) and not isinstance(error, _PRIVATE):
             conn.say(frames.rpc_error(frame.id, str(error)))
             return
@@ -419,7 +426,9 @@ def _client_state(node: Node, conn: Connection, frame: client.State) -> None:
         if conn.readonly:
             raise Refused("Connection is readonly")
         node.agent._take_state(msgspec.json.decode(frame.state), conn)
-    except Exception as error:
+    except BaseException as error:  # the check of a state is its author's code
+        if is_stop(error):
+            raise
         if not isinstance(error, CuletError):
             node.tree.kernel.report("state", node, error, name=conn.uri)
         text = str(error) if isinstance(error, Refused) else "State update rejected"
