@@ -26,9 +26,9 @@ from .kernel import open_kernel as open_kernel
 from .runs import Detached as Detached
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection
+from .stops import AbortReceipt as AbortReceipt
 from .tools import AgentTool as AgentTool
 from .tools import agent_tool as agent_tool
-from .tree import AbortReceipt as AbortReceipt
 from .tree import ChildFailure as ChildFailure
 from .tree import ChildRef as ChildRef
 from .turn import CancelToken as CancelToken

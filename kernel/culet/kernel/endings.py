@@ -318,7 +318,7 @@ class Endings:
             if subject.kind != "run":  # their agent lives on
                 self.tree.stop_worker(subject.slot, subject.id, "asker-ended")
         if stop:
-            self.tree.stop_all(stop, "the run was ended")
+            self.tree.stops.stop_all(stop, "the run was ended")
 
     def _wake(self, subject: Subject) -> None:
         if subject.kind == "run":

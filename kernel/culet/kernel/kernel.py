@@ -277,7 +277,7 @@ class Kernel:
             tree.db.execute("DELETE FROM job")
         tree.jobs.stopped = True
         tree.sockets.close_all([tree.root_slot], 4410, "deleted")
-        tree.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
+        tree.stops.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
         await tree.durable()
         await self._leave(tree, final=True)
         over = self._leaving[key] = trio.Event()

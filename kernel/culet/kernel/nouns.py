@@ -19,7 +19,7 @@ from .errors import FacetAborted, NotFound, UsageError
 from .fibers import FiberResolution, FiberRun
 from .node import Ambient, Node, is_stop
 from .schedules import Schedule
-from .tree import AbortReceipt
+from .stops import AbortReceipt
 
 if TYPE_CHECKING:
     from .agent import Agent

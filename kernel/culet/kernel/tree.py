@@ -1,14 +1,14 @@
-"""One root and everything below it: nodes, their order of stopping, the steps they share.
+"""One root and everything below it: its rows, its nodes, the services that they share.
 
-The tree owns the barrier, the jobs, the streams, the runs and the sockets of its agents,
-and it is the only one that starts and stops nodes. Rows of `node` are the truth: a live
+The tree owns the barrier, the jobs, the streams, the runs and the sockets of its agents.
+It alone starts nodes; `stops` ends them in order, `duties` are the jobs of its own. Rows of `node` are the truth: a live
 row without a node in memory is an agent that sleeps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -17,10 +17,10 @@ import trio
 
 from .barrier import Barrier
 from .calls import Stub, TreeTarget
-from .core import abort as core_abort
 from .core.limits import DEPTH_MAX
-from .core.path import PathStep, check_name
-from .endings import BELOW, Ending, Endings
+from .core.path import check_name
+from .duties import Duties
+from .endings import Endings
 from .errors import (
     CapacityError,
     ChildDidNotStop,
@@ -36,6 +36,7 @@ from .node import Ambient, Node, State, check_cycle, own, starting, starts_under
 from .runs import Runs
 from .schedules import Schedules
 from .sockets import Sockets
+from .stops import AbortReceipt, Stops
 from .streams import End, RunView, Streams, TurnView, View
 from .turn import Turns
 
@@ -77,14 +78,6 @@ class NodeRow(NamedTuple):
         return self.parent, self.class_name, self.name
 
 
-class AbortReceipt(msgspec.Struct, frozen=True):
-    """What an abort did. `nodes`: (path, "stopped" | "cut" | "remnant"), in order."""
-
-    nodes: list[tuple[str, str]]
-    runs: list[tuple[str, str]]
-    elapsed_s: float
-
-
 @final
 class Tree:
     """One open root."""
@@ -114,15 +107,17 @@ class Tree:
         self.fibers = Fibers(self)
         self.schedules = Schedules(self)
         self.sockets = Sockets(self)
+        self.stops = Stops(self)
+        self.duties = Duties(self)
         self.jobs.kinds = {
             "call": Kind(self.schedules.fire),
             "queue": Kind(self.schedules.fire),
             "turn": Kind(self.turns.run, self.turns.exhausted, deadline=False),
             "fiber": Kind(self.fibers.recover, self.fibers.exhausted, deadline=False),
-            "hook": Kind(self._hook),
-            "deliver": Kind(self._deliver),
-            "limit": Kind(self._limit),
-            "wipe": Kind(self._wipe),
+            "hook": Kind(self.duties.hook),
+            "deliver": Kind(self.duties.deliver),
+            "limit": Kind(self.duties.limit),
+            "wipe": Kind(self.duties.wipe),
         }
         self._release_former_lives()
 
@@ -271,18 +266,6 @@ class Tree:
             " VALUES (?, ?, ?, ?, 'live', ?) ON CONFLICT DO NOTHING",
             (slot, parent, kind.name, name, self.now()),
         )
-
-    def path_of(self, slot: str) -> list[PathStep]:
-        """Return the path of an agent, root first, from the rows."""
-        out: list[PathStep] = []
-        here: str | None = slot
-        while here is not None:
-            row = self.node_row(here)
-            if row is None:
-                break
-            out.append(PathStep(row.class_name, row.name))
-            here = row.parent
-        return out[::-1]
 
     # ---- starting
 
@@ -477,38 +460,6 @@ class Tree:
 
     # ---- stopping
 
-    def _plan(self, slots: Iterable[str]) -> list[Node]:
-        """Return the live nodes at and below `slots`, in the order of their stopping."""
-        found: dict[str, Node] = {}
-        todo = [self.nodes[s] for s in slots if s in self.nodes]
-        while todo:
-            node = todo.pop()
-            if node.slot not in found:
-                found[node.slot] = node
-                todo += node.kids.values()
-        items = [
-            (n.slot, None if n.parent is None else n.parent.slot, n.born)
-            for n in found.values()
-        ]
-        return [found[slot] for slot in core_abort.plan(items)]
-
-    def _fence(
-        self, plan: Sequence[Node], reason: str | None, error: Exception | None
-    ) -> None:
-        """Mark the plan, in one step: holds released, calls ended, nothing can write."""
-        fresh = [n for n in plan if n.state < State.STOPPING]
-        if self.barrier.fenced is None:
-            held = [job for n in fresh for job in self.jobs.held_by(n.slot)]
-            if held:
-                self.jobs.release(held)
-        for node in fresh:
-            node.state = State.STOPPING
-            node.reason = reason
-            if not isinstance(error, Deleted):  # whose row says so itself
-                self.aborted[node.slot] = error or FacetAborted(reason)
-        for node in fresh:
-            node.end_calls(error or FacetAborted(reason))
-
     async def abort(
         self,
         slots: Sequence[str],
@@ -517,91 +468,11 @@ class Tree:
         error: Exception | None = None,
     ) -> AbortReceipt:
         """Stop subtrees in planned order. The caller only waits: it may be inside them."""
-        started = trio.current_time()
-        plan = self._plan(slots)
-        runs = self._running_below(slots)
-        self._fence(plan, reason, error)
-        self.emit("abort", list(slots), reason)
-        over = trio.Event()
-        nodes: list[tuple[str, str]] = []
+        return await self.stops.abort(slots, reason, error=error)
 
-        async def carry_out() -> None:
-            with trio.CancelScope(shield=True):
-                nodes.extend(await self._carry_out(plan))
-            over.set()
-
-        self.start_soon(carry_out)
-        await over.wait()
-        receipt = AbortReceipt(nodes, runs, trio.current_time() - started)
-        stuck = [path for path, how in nodes if how == "remnant"]
-        if stuck:
-            raise ChildDidNotStop(stuck)
-        return receipt
-
-    def _running_below(self, slots: Sequence[str]) -> list[tuple[str, str]]:
-        out: list[tuple[str, str]] = []
-        for slot in slots:
-            rows = self.db.execute(
-                BELOW + "SELECT id, status FROM run WHERE status = 'running'"
-                " AND child IN (SELECT slot FROM sub)",
-                (slot,),
-            )
-            out += [(r[0], r[1]) for r in rows]
-        return out
-
-    def end_all(self, error: Exception) -> None:
-        """Fence every node; the calls inside end with `error`. `stop` does the rest."""
-        self._fence(self._plan([self.root_slot]), str(error), error)
-
-    def stop_all(self, slots: Sequence[str], reason: str | None) -> None:
-        """Fence subtrees now and stop them in a task of the tree."""
-        plan = self._plan(slots)
-        if plan:
-            self._fence(plan, reason, None)
-            self.start_soon(self._carry_out, plan)
-
-    async def _carry_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
-        """Cut node by node until the deadline, then all the rest with one short wait."""
-        grace = self.kernel.abort_grace_s
-        deadline = trio.current_time() + grace
-        how: dict[Node, str] = {}
-        late: list[Node] = []
-        for node in plan:
-            node.cut()
-            if not node.gone.is_set() and trio.current_time() < deadline:
-                with trio.move_on_at(deadline):
-                    await node.gone.wait()
-            if node.gone.is_set():
-                how[node] = "stopped"
-            else:
-                late.append(node)
-        if late:
-            with trio.move_on_after(max(grace / 4, 0.05)):
-                for node in late:
-                    blocked = any(
-                        k in late and not k.gone.is_set() for k in node.kids.values()
-                    )
-                    if not blocked:
-                        await node.gone.wait()
-            for node in late:
-                if node.gone.is_set():
-                    how[node] = "cut"
-                else:
-                    how[node] = "remnant"
-                    self._disown(node)
-        return [(n.path_text(), how[n]) for n in plan]
-
-    def _disown(self, node: Node) -> None:
-        """It does not stop: fenced, out of the books, listed; its lanes are free."""
-        node.fenced = True
-        node.refs = 0
-        if self.nodes.get(node.slot) is node:
-            del self.nodes[node.slot]
-        if node.parent is not None:
-            node.parent.kids.pop(node.slot, None)
-        if node not in self.remnants:  # two aborts may wait for the same code
-            self.remnants.append(node)
-        self.jobs.free_lanes(node.slot)
+    async def delete(self, slot: str) -> None:
+        """Mark, stop, wipe: returns when the nodes have stopped; the wipe is a job."""
+        await self.stops.delete(slot)
 
     def stop_worker(self, slot: str, what: str, reason: str | None) -> None:
         """End the task of one turn or fiber whose row is settled; its agent lives on."""
@@ -636,95 +507,6 @@ class Tree:
         due = self.jobs.slot()
         soon = due is not None and due <= self.now() + 2 * idle_s * 1000
         return quiet and not soon and not self.remnants and now - self.used_at >= idle_s
-
-    # ---- deleting
-
-    async def delete(self, slot: str) -> None:
-        """Mark, stop, wipe: returns when the nodes have stopped; the wipe is a job."""
-        sub = BELOW + "SELECT slot FROM sub"
-        slots = [str(r[0]) for r in self.db.execute(sub, (slot,))]
-        row = self.node_row(slot)
-        if row is None or row.state != "live":
-            return
-        plan = self._plan([slot])
-        self.endings.delete(slot)
-        self._fence(plan, "deleted", Deleted(f"{slot} is deleted"))
-        self.sockets.close_all(slots, 4410, "deleted")
-        self.emit("delete", slot, row.name)
-        over = trio.Event()
-
-        async def carry_out() -> None:
-            with trio.CancelScope(shield=True):
-                await self._carry_out(plan)
-            over.set()
-
-        self.start_soon(carry_out)
-        await over.wait()
-
-    async def _wipe(self, taken: Taken) -> bool:
-        """Remove the files and rows of a subtree that is marked gone, every row below."""
-        sub = BELOW + "SELECT slot FROM sub"
-        slots = [str(r[0]) for r in self.db.execute(sub, (taken.row.what,))]
-        await self._carry_out(self._plan(slots))
-        for slot in slots:
-            self.streams.forget(slot)
-            self.aborted.pop(slot, None)
-        with self.transaction():
-            self.db.execute(
-                BELOW + "DELETE FROM node WHERE slot IN (SELECT slot FROM sub)",
-                (taken.row.what,),
-            )
-            for slot in slots:
-                if self.store.agent(slot).exists:
-                    self.store.delete(slot)
-        return True
-
-    # ---- jobs of the kernel itself
-
-    async def enter_for(
-        self, taken: Taken, name: str, fn: Callable[[Node], Any]
-    ) -> bool:
-        """Wake the owner, look again, and run `fn(node)` inside it."""
-        node = await self.wake(taken.row.owner)
-        if not self.jobs.mine(taken):
-            return False
-        await node.enter(Ambient(node), fn, node)
-        return True
-
-    async def _hook(self, taken: Taken) -> bool:
-        run = self.runs.get(taken.row.owner, taken.row.what)
-        if run is None:
-            return True
-
-        async def call(node: Node) -> None:
-            await node.agent.on_agent_tool_finish(run)
-
-        return await self.enter_for(taken, "hook", call)
-
-    async def _deliver(self, taken: Taken) -> bool:
-        run = self.runs.get(taken.row.owner, taken.row.what)
-        policy = taken.payload or {}
-        if run is None:
-            return True
-
-        async def call(node: Node) -> None:
-            method = policy.get("on_finish")
-            fn = node.agent.on_agent_tool_finish if method is None else None
-            fn = fn or getattr(node.agent, str(method), None)
-            if fn is None:
-                msg = f"{node.kind.name}.{method} does not exist"
-                raise UsageError(msg)
-            await fn(run)
-
-        return await self.enter_for(taken, "deliver", call)
-
-    async def _limit(self, taken: Taken) -> bool:
-        """A budget is over: what still runs ends `interrupted`, told as such."""
-        run = self.runs.get(taken.row.owner, taken.row.what)
-        if run is not None and run.status == "running":
-            ending = Ending("interrupted", "budget-exceeded")
-            self.runs.cancel(taken.row.owner, taken.row.what, ending=ending)
-        return True
 
     # ---- views of streams
 
@@ -796,9 +578,11 @@ class Tree:
         """Stop all nodes in order; `final` also makes everything durable. Returns remnants."""
         self.jobs.stopped = self.stopping = True
         top = [self.root_slot] if self.root_slot in self.nodes else []
-        plan = self._plan(top)
-        self._fence(plan, "the kernel stops" if final else "the tree restarts", None)
-        await self._carry_out(plan)
+        plan = self.stops.plan(top)
+        self.stops.fence(
+            plan, "the kernel stops" if final else "the tree restarts", None
+        )
+        await self.stops.carry_out(plan)
         if final and self.barrier.fenced is None:
             try:
                 await self.durable()

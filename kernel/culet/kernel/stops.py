@@ -1,0 +1,185 @@
+"""Stopping the nodes of one tree: planned first, fenced in one step, then carried out.
+
+Children stop before parents, younger siblings first. The plan is marked and fenced in
+the step that makes it, so dying code can no longer write; a task of the tree then cuts
+node by node, so no caller's cancellation stops it half-way. What has not stopped at the
+deadline is cut all at once; what goes on even then is a *remnant*: out of the books,
+listed, its lanes free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, final
+
+import msgspec
+import trio
+
+from .core import abort as core
+from .endings import BELOW
+from .errors import ChildDidNotStop, Deleted, FacetAborted
+from .node import Node, State
+
+if TYPE_CHECKING:
+    from .tree import Tree
+
+
+class AbortReceipt(msgspec.Struct, frozen=True):
+    """What an abort did. `nodes`: (path, "stopped" | "cut" | "remnant"), in order."""
+
+    nodes: list[tuple[str, str]]
+    runs: list[tuple[str, str]]
+    elapsed_s: float
+
+
+@final
+class Stops:
+    """Abort, delete and the end of a tree, as far as they stop nodes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+
+    def plan(self, slots: Iterable[str]) -> list[Node]:
+        """Return the live nodes at and below `slots`, in the order of their stopping."""
+        found: dict[str, Node] = {}
+        todo = [self.tree.nodes[s] for s in slots if s in self.tree.nodes]
+        while todo:
+            node = todo.pop()
+            if node.slot not in found:
+                found[node.slot] = node
+                todo += node.kids.values()
+        items = [
+            (n.slot, None if n.parent is None else n.parent.slot, n.born)
+            for n in found.values()
+        ]
+        return [found[slot] for slot in core.plan(items)]
+
+    def fence(
+        self, plan: Sequence[Node], reason: str | None, error: Exception | None
+    ) -> None:
+        """Mark the plan, in one step: holds released, calls ended, nothing can write."""
+        fresh = [n for n in plan if n.state < State.STOPPING]
+        if self.tree.barrier.fenced is None:
+            held = [job for n in fresh for job in self.tree.jobs.held_by(n.slot)]
+            if held:
+                self.tree.jobs.release(held)
+        for node in fresh:
+            node.state = State.STOPPING
+            node.reason = reason
+            if not isinstance(error, Deleted):  # whose row says so itself
+                self.tree.aborted[node.slot] = error or FacetAborted(reason)
+        for node in fresh:
+            node.end_calls(error or FacetAborted(reason))
+
+    async def abort(
+        self,
+        slots: Sequence[str],
+        reason: str | None,
+        *,
+        error: Exception | None = None,
+    ) -> AbortReceipt:
+        """Stop subtrees in planned order. The caller only waits: it may be inside them."""
+        started = trio.current_time()
+        plan = self.plan(slots)
+        runs = self._running_below(slots)
+        self.fence(plan, reason, error)
+        self.tree.emit("abort", list(slots), reason)
+        nodes = await self._carried_out(plan)
+        receipt = AbortReceipt(nodes, runs, trio.current_time() - started)
+        stuck = [path for path, how in nodes if how == "remnant"]
+        if stuck:
+            raise ChildDidNotStop(stuck)
+        return receipt
+
+    def _running_below(self, slots: Sequence[str]) -> list[tuple[str, str]]:
+        out: list[tuple[str, str]] = []
+        for slot in slots:
+            rows = self.tree.db.execute(
+                BELOW + "SELECT id, status FROM run WHERE status = 'running'"
+                " AND child IN (SELECT slot FROM sub)",
+                (slot,),
+            )
+            out += [(r[0], r[1]) for r in rows]
+        return out
+
+    def end_all(self, error: Exception) -> None:
+        """Fence every node; the calls inside end with `error`. `stop` does the rest."""
+        self.fence(self.plan([self.tree.root_slot]), str(error), error)
+
+    def stop_all(self, slots: Sequence[str], reason: str | None) -> None:
+        """Fence subtrees now and stop them in a task of the tree."""
+        plan = self.plan(slots)
+        if plan:
+            self.fence(plan, reason, None)
+            self.tree.start_soon(self.carry_out, plan)
+
+    async def _carried_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
+        """Carry out in a task of the tree: the caller only waits, and may be cut by it."""
+        over = trio.Event()
+        nodes: list[tuple[str, str]] = []
+
+        async def work() -> None:
+            with trio.CancelScope(shield=True):
+                nodes.extend(await self.carry_out(plan))
+            over.set()
+
+        self.tree.start_soon(work)
+        await over.wait()
+        return nodes
+
+    async def carry_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
+        """Cut node by node until the deadline, then all the rest with one short wait."""
+        grace = self.tree.kernel.abort_grace_s
+        deadline = trio.current_time() + grace
+        how: dict[Node, str] = {}
+        late: list[Node] = []
+        for node in plan:
+            node.cut()
+            if not node.gone.is_set() and trio.current_time() < deadline:
+                with trio.move_on_at(deadline):
+                    await node.gone.wait()
+            if node.gone.is_set():
+                how[node] = "stopped"
+            else:
+                late.append(node)
+        if late:
+            with trio.move_on_after(max(grace / 4, 0.05)):
+                for node in late:
+                    blocked = any(
+                        k in late and not k.gone.is_set() for k in node.kids.values()
+                    )
+                    if not blocked:
+                        await node.gone.wait()
+            for node in late:
+                if node.gone.is_set():
+                    how[node] = "cut"
+                else:
+                    how[node] = "remnant"
+                    self._disown(node)
+        return [(n.path_text(), how[n]) for n in plan]
+
+    def _disown(self, node: Node) -> None:
+        """It does not stop: fenced, out of the books, listed; its lanes are free."""
+        node.fenced = True
+        node.refs = 0
+        if self.tree.nodes.get(node.slot) is node:
+            del self.tree.nodes[node.slot]
+        if node.parent is not None:
+            node.parent.kids.pop(node.slot, None)
+        if node not in self.tree.remnants:  # two aborts may wait for the same code
+            self.tree.remnants.append(node)
+        self.tree.jobs.free_lanes(node.slot)
+
+    async def delete(self, slot: str) -> None:
+        """Mark, stop, wipe: returns when the nodes have stopped; the wipe is a job."""
+        sub = BELOW + "SELECT slot FROM sub"
+        slots = [str(r[0]) for r in self.tree.db.execute(sub, (slot,))]
+        row = self.tree.node_row(slot)
+        if row is None or row.state != "live":
+            return
+        plan = self.plan([slot])
+        self.tree.endings.delete(slot)
+        self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
+        self.tree.sockets.close_all(slots, 4410, "deleted")
+        self.tree.emit("delete", slot, row.name)
+        await self._carried_out(plan)
