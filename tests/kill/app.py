@@ -1,10 +1,11 @@
 """The demo's classes, served; kills itself at the k-th event of a kind.
 
-    python tests/kill/app.py --dir DIR [--at EVENT:K] [--pace S]
+    python tests/kill/app.py --dir DIR [--at EVENT:K] [--pace S] [--mounted] [--port N]
 
 Events are the kernel's channels (`run:ask`, `run:start`, `turn:chunk`, `turn:end`,
 `run:end`, …), `answer` (a chunk of the assistant after all of its runs have ended) and
 `file:OP` of the store's file module. A side file lists the start of each tool call.
+`--mounted`: the classes live in somebody's own app, and plain hypercorn serves it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
+from quart_trio import QuartTrio
 
 from culet.adapters.passage import Passage
 from culet.adapters.tooling import ToolContext
-from culet.kernel import open_kernel
+from culet.kernel import Kernel, open_kernel
 from culet.kernel.core.limits import Limits
 from culet.storage import open_sqlite
 from culet.storage.files import Files
-from culet.web import create_app, serve
+from culet.web import create_app, install, serve
 from culet.web.demo.agents import Researcher, demo_classes
 from culet.web.demo.corpus import corpora
 
@@ -64,7 +71,7 @@ class Fuse:
         self.hit(f"file:{op}")
 
 
-async def main(folder: str, at: str, pace: float) -> None:
+async def main(folder: str, at: str, pace: float, mounted: bool, port: int) -> None:
     fuse = Fuse(at)
     side = open(Path(folder) / "side.txt", "a")  # noqa: SIM115
     life = sum(1 for _ in (Path(folder) / "side.txt").open())
@@ -85,22 +92,38 @@ async def main(folder: str, at: str, pace: float) -> None:
     store = open_sqlite(
         f"{folder}/data", limits=Limits(), files=Files(observer=fuse.file)
     )
-    async with (
-        open_kernel(
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Kernel]:
+        async with open_kernel(
             roots=[classes.assistant],
             facets=[classes.researcher, classes.library],
             storage=store,
-        ) as kernel,
-        trio.open_nursery() as nursery,
-    ):
-        kernel.subscribe("*", fuse.event)
-        url = await nursery.start(listen, create_app(kernel))
+        ) as kernel:
+            kernel.subscribe("*", fuse.event)
+            yield kernel
+
+    async with trio.open_nursery() as nursery:
+        run = run_mounted if mounted else run_own
+        url = await nursery.start(run, opener, f"127.0.0.1:{port}")
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
 
 
-async def listen(app: Any, *, task_status: Any) -> None:
-    await serve(app, bind="127.0.0.1:0", task_status=task_status)
+async def run_own(opener: Any, bind: str, *, task_status: Any) -> None:
+    async with opener() as kernel:
+        await serve(create_app(kernel), bind=bind, task_status=task_status)
+
+
+async def run_mounted(opener: Any, bind: str, *, task_status: Any) -> None:
+    app = QuartTrio("theirs")
+    install(app, opener)
+    config = Config()
+    config.bind = [bind]
+    config.errorlog = None
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(partial(hypercorn_serve, cast(Any, app), config))
+        task_status.started(binds[0])
 
 
 if __name__ == "__main__":
@@ -108,5 +131,7 @@ if __name__ == "__main__":
     parser.add_argument("--dir", required=True)
     parser.add_argument("--at", default=":0")
     parser.add_argument("--pace", type=float, default=0.004)
+    parser.add_argument("--mounted", action="store_true")
+    parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
-    trio.run(main, args.dir, args.at, args.pace)
+    trio.run(main, args.dir, args.at, args.pace, args.mounted, args.port)

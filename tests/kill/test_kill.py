@@ -38,13 +38,21 @@ POINTS = [
 class Server:
     """One life of the app."""
 
-    def __init__(self, folder: Path, at: str) -> None:
-        self.folder, self.at = folder, at
+    def __init__(self, folder: Path, at: str, *more: str) -> None:
+        self.folder, self.at, self.more = folder, at, more
 
     async def __aenter__(self) -> Self:
         with (self.folder / "stderr.txt").open("a") as errors:
             self.process = await trio.lowlevel.open_process(
-                [sys.executable, str(APP), "--dir", str(self.folder), "--at", self.at],
+                [
+                    sys.executable,
+                    str(APP),
+                    "--dir",
+                    str(self.folder),
+                    "--at",
+                    self.at,
+                    *self.more,
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
