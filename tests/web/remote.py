@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -12,7 +13,7 @@ import trio
 
 from culet.adapters import AIChatAgent
 from culet.kernel import Agent, Final, Kernel, Limits, open_kernel, rpc
-from culet.web import create_app, serve
+from culet.web import connect, create_app, serve
 
 QUICK = Limits(reconnect_base_s=0.01, reconnect_max_s=0.05)
 
@@ -245,11 +246,21 @@ async def host(folder: Path) -> AsyncIterator[Host]:
         await made.stop()
 
 
+async def fresh_messages(url: str) -> list[dict[str, Any]]:
+    """Return the transcript as a client that knows nothing gets it."""
+    async with connect(url) as agent:
+        with trio.fail_after(5):
+            await agent.until(lambda a: a.messages)
+        return agent.messages
+
+
 class Wire:
     """A TCP proxy whose connections can be cut, and which can refuse new ones."""
 
-    def __init__(self, port: int, target: int) -> None:
-        self.port, self.target = port, target
+    def __init__(
+        self, port: int, target: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.port, self.target, self._tls = port, target, tls
         self.accepts = True
         self.swallows = False  # what clients send goes nowhere
         self.taken = 0
@@ -273,9 +284,14 @@ class Wire:
             far = None
             try:
                 far = await trio.open_tcp_stream("127.0.0.1", self.target)
+                client: trio.abc.Stream = near
+                if self._tls is not None:
+                    client = trio.SSLStream(
+                        near, self._tls, server_side=True, https_compatible=True
+                    )
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pump, near, far, True)
-                    await self._pump(far, near, False)
+                    nursery.start_soon(self._pump, client, far, True)
+                    await self._pump(far, client, False)
                     nursery.cancel_scope.cancel()
             except* (OSError, *_GONE):
                 pass
@@ -296,11 +312,11 @@ _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @asynccontextmanager
-async def wire(target: int) -> AsyncIterator[Wire]:
+async def wire(target: int, ssl: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
     """Open a proxy in front of a port."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        proxy = Wire(listeners[0].socket.getsockname()[1], target)
+        proxy = Wire(listeners[0].socket.getsockname()[1], target, ssl)
         nursery.start_soon(partial(trio.serve_listeners, proxy.handle, listeners))
         yield proxy
         nursery.cancel_scope.cancel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
+import subprocess
 from typing import Any
 
 import msgspec
@@ -446,3 +449,40 @@ async def test_other_close_codes_bring_the_connection_back(code):
         assert caught.value.code == code
         with trio.fail_after(5):
             assert await agent.call("ping", "back") == "back"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Return a key and a certificate for 127.0.0.1, made just now."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+         "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
+
+
+async def test_tls_is_spoken_and_a_stranger_is_not_trusted(certificate):
+    key, cert = certificate
+    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_side.load_cert_chain(cert, key)
+    trusts = ssl.create_default_context(cafile=cert)
+    async with running() as server, wire(server.port, ssl=server_side) as proxy:
+        url = proxy.url().replace("ws:", "wss:")
+        async with connect(url, ssl=trusts, limits=QUICK) as agent:
+            assert await agent.call("ping", "secret") == "secret"
+            proxy.cut()
+            with trio.fail_after(5):
+                await agent.until(lambda a: a.connections == 2)
+            assert await agent.call("ping", "again") == "again"
+        with pytest.raises(ConnectionLost, match="certificate"):
+            async with connect(url):
+                pass
+    with pytest.raises(UsageError, match="wss"):
+        async with connect(proxy.url(), ssl=trusts):
+            pass

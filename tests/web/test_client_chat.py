@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 
@@ -13,10 +11,11 @@ from culet.web import RemoteAgent, connect
 from culet.web.client_events import (
     ChatChunk,
     ChatEnded,
+    Connected,
     Disconnected,
     MessagesChanged,
 )
-from web.remote import GATES, QUICK, gate, host, running, wire, words
+from web.remote import GATES, QUICK, fresh_messages, gate, host, running, wire, words
 
 BOT = "chat-bot/b"
 
@@ -28,14 +27,6 @@ def fresh_gates():
 
 def texts(agent: RemoteAgent) -> list[str]:
     return ["".join(p.get("text", "") for p in m["parts"]) for m in agent.messages]
-
-
-async def fresh_messages(url: str) -> list[dict[str, Any]]:
-    """Return the transcript as a client that knows nothing gets it."""
-    async with connect(url) as agent:
-        with trio.fail_after(5):
-            await agent.until(lambda a: a.messages)
-        return agent.messages
 
 
 async def test_an_answer_streams_and_is_then_a_message():
@@ -289,3 +280,58 @@ async def test_what_is_no_message_cannot_be_asked():
         with pytest.raises(UsageError, match="JSON"):
             await agent.ask({"id": "1", "role": "user", "parts": [object()]})
         assert agent.messages == []
+
+
+async def test_a_turn_that_streams_is_followed_by_whoever_connects():
+    async with running() as server, connect(server.url(BOT)) as one:
+        answer = await one.ask("say 6 3")
+        with trio.fail_after(5):
+            await gate("chat").reached.wait()
+            async with (
+                wire(server.port) as proxy,
+                connect(proxy.url(BOT), limits=QUICK) as two,
+            ):
+                await two.until(lambda a: a.turns)
+                followed = two.follow(two.turns[0])
+                assert followed is not None
+                assert two.follow(two.turns[0]) is followed
+                first = await anext(followed)
+                assert first["type"] == "start"
+                proxy.accepts = False
+                proxy.cut()
+                gate("chat").open.set()
+                await answer.done()
+                proxy.accepts = True
+                said = [c["delta"] async for c in followed if c["type"] == "text-delta"]
+                assert "".join(said) == words(6)
+                await two.until(lambda a: a.messages == one.messages)
+        assert two.follow("nobody") is None
+
+
+async def test_others_turns_that_ended_meanwhile_do_not_stream_for_ever():
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(server.url(BOT)) as one,
+        connect(proxy.url(BOT), limits=QUICK) as two,
+    ):
+        answer = await one.ask("say 6 3")
+        with trio.fail_after(5):
+            await gate("chat").reached.wait()
+            await two.until(lambda a: a.turns)
+            proxy.accepts = False
+            proxy.cut()
+            gate("chat").open.set()
+            await answer.done()
+            proxy.accepts = True
+            await two.until(lambda a: not a.turns and a.messages == one.messages)
+
+
+async def test_a_reader_may_begin_with_what_is_known():
+    async with running() as server, connect(server.url(BOT)) as agent:
+        await (await agent.ask("say 1")).done()
+        events = agent.events(known=True)
+        assert await anext(events) == Connected(
+            name="b", agent="chat-bot", connections=1
+        )
+        assert await anext(events) == MessagesChanged(messages=agent.messages)

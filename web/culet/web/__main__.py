@@ -19,6 +19,7 @@ from culet.storage.doctor import examine
 from .app import create_app
 from .demo.cli import add_demo
 from .serve import serve
+from .terminal import add_chat, add_watch
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -110,7 +111,13 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 # Each adds one command, whose `run` default takes the parsed arguments.
-COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (_add_serve, _add_doctor, add_demo)
+COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
+    _add_serve,
+    _add_doctor,
+    add_demo,
+    add_chat,
+    add_watch,
+)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CallFailed, Refused, UsageError
 
 from . import client_events as told
+from .client_answer import Answer
 from .client_calls import CallStream, encoded
-from .client_chat import Answer
 from .client_events import Events
 from .client_line import Line
 from .client_mirror import Mirror
@@ -156,13 +156,14 @@ class RemoteAgent:
         while not wanted(self):
             await self.changed()
 
-    def events(self) -> Events:
+    def events(self, *, known: bool = False) -> Events:
         """Return a reader of everything that happens from now on. Iterate over it.
 
+        `known`: what is known already comes first, as events.
         A reader is never waited for: one that is `limits.client_events` behind gets a
         `Lagged` instead, and finds what is true in `state`, `runs` and `messages`.
         """
-        reader = self._mirror.hub.reader()
+        reader = self._mirror.hub.reader(self._mirror.known() if known else ())
         self._line.check()
         return reader
 
@@ -267,9 +268,18 @@ class RemoteAgent:
         self._line.check()
         return answer
 
+    @property
+    def turns(self) -> list[str]:
+        """The request ids of the turns that are under way, whoever asked for them."""
+        return list(self._chat.folds)
+
+    def follow(self, request_id: str) -> Answer | None:
+        """Return the answer of a turn that is under way, from its first chunk on."""
+        return self._chat.follow(request_id)
+
     async def stop(self, request_id: str | None = None) -> None:
         """Stop a turn; without an id all that are under way."""
-        ids = [request_id] if request_id is not None else list(self._chat.folds)
+        ids = [request_id] if request_id is not None else self.turns
         for one in ids:
             await self._chat.stop(one)
         await trio.lowlevel.checkpoint()

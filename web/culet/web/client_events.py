@@ -9,6 +9,7 @@ which it looks at the folds and goes on.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final, Literal, final
 from weakref import WeakSet
 
@@ -44,13 +45,18 @@ class StateChanged(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
-    """One frame of a run that was new. `run` is the run after it, as in `agent.runs`."""
+    """One frame of a run that was new. `run` is the run after it, as in `agent.runs`.
+
+    `kind` is that of the frame; `known` for a run as it was when the reader was made.
+    `replay`: it happened before this client came, or while it was away.
+    """
 
     run_id: str
     kind: str
     sequence: int
     chunk: Json | None
     run: Json
+    replay: bool = False
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
@@ -107,10 +113,10 @@ class Events:
     Ends when the connection is left; raises what ended it for good.
     """
 
-    def __init__(self, hub: Hub, bound: int) -> None:
+    def __init__(self, hub: Hub, bound: int, known: Iterable[Event]) -> None:
         self._hub = hub
-        self._bound = bound
-        self._queue: deque[Event] = deque()
+        self._queue: deque[Event] = deque(known)
+        self._bound = bound + len(self._queue)
         self._dropped = 0
         self._wake = trio.Event()
 
@@ -154,9 +160,9 @@ class Hub:
         """Whether anybody reads, so that making an event is of use."""
         return bool(self._readers)
 
-    def reader(self) -> Events:
-        """Return a new reader."""
-        reader = Events(self, self._bound)
+    def reader(self, known: Iterable[Event] = ()) -> Events:
+        """Return a new reader, which gets `known` first."""
+        reader = Events(self, self._bound, known)
         self._readers.add(reader)
         return reader
 

@@ -110,6 +110,29 @@ class Mirror:
         self.changed.set()
         self.changed = trio.Event()
 
+    def known(self) -> list[told.Event]:
+        """Return what is known now, as if it had just happened."""
+        out: list[told.Event] = []
+        connections = self._line.connections
+        if connections:
+            out.append(
+                told.Connected(
+                    name=self.name, agent=self.agent, connections=connections
+                )
+            )
+        if self.state is not None:
+            out.append(told.StateChanged(state=self.state))
+        for run_id, run in self.runs.runs_by_id.items():
+            out.append(
+                told.RunChanged(
+                    run_id=run_id, kind="known", sequence=-1, chunk=None, run=run
+                )
+            )
+        messages = self.chat.transcript.messages()
+        if messages:
+            out.append(told.MessagesChanged(messages=messages))
+        return out
+
     def tell_messages(self) -> None:
         """Tell that the transcript is another."""
         if self.hub.heard:
@@ -168,6 +191,7 @@ class Mirror:
                     sequence=frame.get("sequence", 0),
                     chunk=chunk if isinstance(chunk, dict) else None,
                     run=runs.runs_by_id[event["runId"]],
+                    replay=frame.get("replay") is True,
                 )
             )
         self.touch()
@@ -192,7 +216,8 @@ class Mirror:
     def _on_messages(self, frame: Json) -> None:
         messages = frame.get("messages")
         if isinstance(messages, list):
-            self.chat.replaced([m for m in messages if isinstance(m, dict)])
+            kept = [m for m in messages if isinstance(m, dict)]
+            self.chat.replaced(kept, idle=frame.get("connect") is True)
             self.tell_messages()
 
     def _on_message(self, frame: Json) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl as tls
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast, final
@@ -100,7 +102,8 @@ class Ending(NamedTuple):
         return self.code == 1008 or 4000 <= self.code <= 4999
 
     def __str__(self) -> str:
-        return f"{self.reason or 'the connection was closed'} ({self.code})"
+        code = "" if self.code == 1006 else f" (close code {self.code})"
+        return (self.reason or "the connection was lost") + code
 
 
 class _Cut(Exception):
@@ -190,7 +193,7 @@ async def converse(
     except trio.TooSlowError:
         return Ending(1006, f"cannot reach {where}: it does not answer")
     except (OSError, trio.BrokenResourceError) as error:
-        return Ending(1006, f"cannot reach {where}: {error.__cause__ or error}")
+        return Ending(1006, f"cannot reach {where}: {_told(error)}")
     try:
         async with trio.open_nursery() as nursery:
             with trio.fail_after(limits.handshake_s):
@@ -219,6 +222,16 @@ async def converse(
     return (
         Ending(1006, "") if closed is None else Ending(closed.code, closed.reason or "")
     )
+
+
+def _told(error: BaseException) -> str:
+    """Return what the system says; trio tries several addresses, in a group."""
+    inner = next(iter(_leaves(error.__cause__ or error)), error)
+    number = inner.errno if isinstance(inner, OSError) else None
+    # errors of TLS have numbers as well, which are none of the system's
+    if number in errno.errorcode and not isinstance(inner, tls.SSLError):
+        return os.strerror(number or 0)
+    return str(inner) or type(inner).__name__
 
 
 def _ending(group: BaseExceptionGroup[BaseException], where: str) -> Ending:
