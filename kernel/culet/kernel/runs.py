@@ -181,7 +181,7 @@ class Runs:
         known = self._known(node, kind, run_id, digest, derived=derived)
         if known is not None:
             return known
-        refusal = self._refusal(node)
+        refusal = self._refusal(node, kind, run_id)
         if refusal is not None:
             return self._refused(node, kind, ask, run_id, refusal)
         preview = ask.preview
@@ -219,9 +219,14 @@ class Runs:
             )
         return self.get(node.slot, run_id)
 
-    def _refusal(self, node: Node) -> tuple[str, str] | None:
+    def _refusal(
+        self, node: Node, kind: AgentClass, run_id: str
+    ) -> tuple[str, str] | None:
         if len(node.lineage()) >= DEPTH_MAX:
             return "depth", f"a run would be deeper than {DEPTH_MAX}"
+        tree = self.tree
+        if tree.is_full(node.slot) and not tree.child_slot(node.slot, kind, run_id):
+            return "capacity", "it has as many children as it may have"
         limit = node.agent.max_concurrent_agent_tools
         if limit is None:
             return None

@@ -12,7 +12,7 @@ import msgspec
 from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import Cron, Every, Interval, Retry
-from .errors import UsageError
+from .errors import CapacityError, UsageError
 from .jobs import JobRow, StartFailed, Taken
 from .node import Ambient, Node
 
@@ -178,6 +178,9 @@ class Schedules:
         except UNENCODABLE as error:
             msg = f"the payload for {name!r} cannot be encoded as JSON: {error}"
             raise UsageError(msg) from None
+        if len(text) > self.tree.kernel.limits.input_bytes:
+            msg = f"the payload for {name!r} has {len(text)} bytes"
+            raise CapacityError(msg)
         jobs = self.tree.jobs
         digest: str | None = None
         if key is not None:

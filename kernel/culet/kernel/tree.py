@@ -259,6 +259,14 @@ class Tree:
         )
         return [tuple(r) for r in self.db.execute(_CHILDREN, params)]
 
+    def is_full(self, parent: str) -> bool:
+        """Whether an agent has as many children, awake or not, as it may have."""
+        limit = self.kernel.limits.children_per_agent
+        if int(self.db.execute("SELECT max(born) FROM node")[0][0]) <= limit:
+            return False  # so many were never born in this tree: no need to count
+        sql = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
+        return int(self.db.execute(sql, (parent,))[0][0]) >= limit
+
     def insert_node(self, slot: str, parent: str, kind: AgentClass, name: str) -> None:
         """Write the row of a child unless it is there; inside a transaction."""
         self.db.execute(
@@ -293,12 +301,10 @@ class Tree:
         if len(parent.lineage()) >= DEPTH_MAX:
             msg = f"{parent.path_text()} is {DEPTH_MAX} deep already: no child below it"
             raise UsageError(msg)
-        limit = self.kernel.limits.children_per_agent
-        if len(parent.kids) >= limit:
-            sql = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
-            if int(self.db.execute(sql, (parent.slot,))[0][0]) >= limit:
-                msg = f"{parent.path_text()} has {limit} children"
-                raise CapacityError(msg)
+        if self.is_full(parent.slot):
+            limit = self.kernel.limits.children_per_agent
+            msg = f"{parent.path_text()} has {limit} children"
+            raise CapacityError(msg)
         slot = self.kernel.chance.id()
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
