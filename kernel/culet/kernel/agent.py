@@ -32,7 +32,7 @@ from .nouns import (
 from .runs import Ask, Detached
 from .schedules import Schedule, callback_name
 from .sockets import Connection, load_state, message_blob, store_state
-from .storage import Transaction, end_stale, rows
+from .sql import Transaction, end_stale, rows
 from .streams import Cursor, End
 from .tools import AgentTool
 from .tree import ChildFailure, ChildRef

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .http import Request
     from .ports import AgentDb
     from .sockets import Connection
-    from .storage import Transaction
+    from .sql import Transaction
     from .tree import Tree
     from .turn import Turn
 

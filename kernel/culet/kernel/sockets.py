@@ -36,7 +36,7 @@ from .errors import (
 from .http import ConnectContext
 from .node import Ambient, Node, State, is_stop
 from .ports import Blob, Peer
-from .storage import end_stale
+from .sql import end_stale
 from .streams import Cursor
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from .core import frames
 from .core.run import AgentToolRun, Status, default_error
 from .errors import FacetAborted, StorageError
 from .ports import Blob
-from .storage import end_stale
+from .sql import end_stale
 
 if TYPE_CHECKING:
     from .jobs import Taken

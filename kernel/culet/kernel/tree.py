@@ -1,8 +1,8 @@
 """One root and everything below it: its rows, its nodes, the services that they share.
 
 The tree owns the barrier, the jobs, the streams, the runs and the sockets of its agents.
-It alone starts nodes; `stops` ends them in order, `duties` are the jobs of its own. Rows of `node` are the truth: a live
-row without a node in memory is an agent that sleeps.
+It alone starts nodes; `stops` ends them in order, `duties` are the jobs of its own. Rows
+of `node` are the truth: a live row without a node in memory is an agent that sleeps.
 """
 
 from __future__ import annotations
