@@ -783,16 +783,18 @@ async def test_a_turn_that_will_not_stop_never_runs_beside_its_successor(
             await test.advance(1)
             start(nursery, me.dynamic_agents.abort, Deaf, "r")
             await test.advance(5)
-            assert TURNS["r"] == 2, "the lane of the fenced one is free"
-            held = rows(tree_of(test), "SELECT held FROM job WHERE kind = 'turn'")
+            turns = TURNS["r"]
+            sql = "SELECT held FROM job WHERE kind = 'turn'"
+            held = rows(tree_of(test), sql)
             DEAF[0].set()  # the remnant ends: its worker must not end the other's hold
             await test.advance(5)
-            assert TURNS["r"] == 2
-            assert (
-                rows(tree_of(test), "SELECT held FROM job WHERE kind = 'turn'") == held
-            )
-            DEAF[1].set()
+            again = rows(tree_of(test), sql)
+            for go in DEAF:
+                go.set()
             await test.advance(5)
+        assert turns == 2, "the lane of the fenced one is free"
+        assert again == held
+        assert TURNS["r"] == 2
         run = me.runs.get("r")
         assert (run.status, run.n) == ("completed", 1)
 

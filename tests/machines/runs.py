@@ -28,6 +28,7 @@ from machines.invariants import broken
 from machines.world import CLASSES, EXPECTED, Actor, Model, Root
 
 ROOT = ("Root", "a")
+CUT = "SELECT id FROM run WHERE reason = 'not-resumable'"
 QUIET = 60  # steps of nine seconds at the end
 unit = st.floats(0, 1, exclude_max=True, allow_nan=False)
 
@@ -406,6 +407,9 @@ class RunMachine(TrioMachine):
                 (tree.root_slot, run_id),
             )
             assert rows == [(status,)], f"told {run_id} {status}, is {rows}"
+        for (run_id,) in tree.db.execute(CUT):
+            begun = self.model.disturbed or run_id in self.model.begun
+            assert begun, f"interrupted, though its code never ran: {run_id}"
         for slot in self.model.deleted:
             assert not tree.is_live_slot(slot), "a deleted agent is back"
         self._published_stays(tree)

@@ -34,7 +34,7 @@ class Model:
         self.wrong: list[str] = []
         self.told: dict[str, str] = {}  # run of the root -> status
         self.seen: dict[Key, dict[int, Any]] = {}  # frames that left
-        self.ended: set[Key] = set()
+        self.begun: set[str] = set()  # runs whose code has run
         self.tools: dict[Key, set[int]] = collections.defaultdict(set)
         self.fired: collections.Counter[str] = collections.Counter()
         self.off: set[str] = set()  # schedules removed in this life
@@ -118,6 +118,7 @@ class Worker(Actor):
         run = self._node.tree.runs.of_child(self._node.slot, turn.request_id)
         running = run is not None and run.status == "running"
         self.model.need(running, f"a turn began after its end: {turn.request_id}")
+        self.model.begun.add(turn.request_id)
         program: list[list[Any]] = turn.input
         for number in range(len(turn.chunks()), len(program)):
             step = program[number]
