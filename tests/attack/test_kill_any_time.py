@@ -143,10 +143,12 @@ class Asker:
 
     async def put(self) -> None:
         name, text = f"{self.who}-{self.chance.randint(1, 4)}", f"p{self.told.next()}"
+        was_unsure = name in self.told.unsure  # since a former life
         self.told.unsure.add(name)
         await self.ask("put", name, text)
-        self.told.unsure.discard(name)
-        self.told.boxes.setdefault(name, []).append(text)
+        if not was_unsure:
+            self.told.unsure.discard(name)
+            self.told.boxes.setdefault(name, []).append(text)
 
     async def drop(self) -> None:
         name = f"{self.who}-{self.chance.randint(1, 4)}"
@@ -233,18 +235,21 @@ async def every_frame(server: Server, told: History, runs: dict[str, str]) -> No
 
 async def kills(folder: Path, count: int, seed: int) -> History:
     chance, told = random.Random(seed), History()
-    for _ in range(count):
-        async with life(folder) as (server, process), trio.open_nursery() as nursery:
-            for who in range(3):
-                nursery.start_soon(Asker(told, chance, who).run, server)
-            nursery.start_soon(watch, server, told)
-            await trio.sleep(0.1 + chance.random() * 0.5)
-            process.kill()
-            await process.wait()
+    for number in range(count):
+        async with life(folder) as (server, process):
+            if number % 3 != 2:  # else it is killed while it recovers
+                await compare(server, told)
+            async with trio.open_nursery() as nursery:
+                for who in range(3):
+                    nursery.start_soon(Asker(told, chance, who).run, server)
+                nursery.start_soon(watch, server, told)
+                await trio.sleep(0.1 + chance.random() * 0.5)
+                process.kill()
+                await process.wait()
         healthy(folder / "data")
-        async with life(folder) as (server, _process):
-            await compare(server, told)
-        healthy(folder / "data")
+    async with life(folder) as (server, _process):
+        await compare(server, told)
+    healthy(folder / "data")
     return told
 
 
