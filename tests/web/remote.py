@@ -143,6 +143,9 @@ class Supervisor(Agent):
     def should_connection_be_readonly(self, connection, ctx) -> bool:
         return "readonly" in ctx.request.query
 
+    def should_send_protocol_messages(self, connection, ctx) -> bool:
+        return "silent" not in ctx.request.query
+
     async def on_message(self, connection, message) -> None:
         connection.send(message)
 
@@ -263,7 +266,8 @@ class Wire:
         self.port, self.target, self._tls = port, target, tls
         self.accepts = True
         self.swallows = False  # what clients send goes nowhere
-        self.taken = 0
+        self.ups = 0  # times that something came from a client
+        self._up = trio.Event()
         self._scopes: set[trio.CancelScope] = set()
 
     def url(self, path: str = "supervisor/s") -> str:
@@ -278,7 +282,6 @@ class Wire:
         if not self.accepts:
             await trio.aclose_forcefully(near)
             return
-        self.taken += 1
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
             far = None
@@ -304,8 +307,18 @@ class Wire:
     async def _pump(self, source: Any, sink: Any, up: bool) -> None:
         with suppress(*_GONE):
             while data := await source.receive_some(65536):
+                if up:
+                    self.ups += 1
+                    self._up.set()
                 if not (up and self.swallows):
                     await sink.send_all(data)
+
+    async def until_up(self, times: int) -> None:
+        """Wait until clients have sent something so often more."""
+        wanted = self.ups + times
+        while self.ups < wanted:
+            self._up = trio.Event()
+            await self._up.wait()
 
 
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import ssl
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +35,7 @@ from culet.web.client_events import (
     StateChanged,
 )
 from web.remote import GATES, QUICK, gate, running, wire
+from web.serving import serving
 
 
 @pytest.fixture(autouse=True)
@@ -486,3 +490,128 @@ async def test_tls_is_spoken_and_a_stranger_is_not_trusted(certificate):
     with pytest.raises(UsageError, match="wss"):
         async with connect(proxy.url(), ssl=trusts):
             pass
+
+
+async def test_a_server_that_falls_silent_is_left_for_another_socket():
+    limits = Limits(ping_s=0.05, handshake_s=0.1, reconnect_base_s=0.01)
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(proxy.url(), limits=limits) as agent,
+    ):
+        events = agent.events()
+        proxy.swallows = True
+        with trio.fail_after(5):
+            event = await anext(events)
+            assert isinstance(event, Disconnected)
+            assert "nothing is heard" in event.reason
+            proxy.swallows = False
+            proxy.cut()
+            await agent.until(lambda a: a.connections >= 2)
+        assert await agent.call("ping", "back") == "back"
+
+
+async def test_a_quiet_server_that_answers_pings_is_kept():
+    limits = Limits(ping_s=0.02, handshake_s=5)
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(proxy.url(), limits=limits) as agent,
+    ):
+        with trio.fail_after(5):
+            await proxy.until_up(3)  # nothing but pings
+        assert agent.connections == 1
+        assert await agent.call("ping", "x") == "x"
+
+
+async def test_a_stream_has_a_hard_bound_while_an_answer_is_waited_for():
+    limits = Limits(client_values=2)
+    async with running() as server, connect(server.url(), limits=limits) as agent:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(agent.call, "wait")
+            await gate("wait").reached.wait()
+            stream = agent.stream("count", 100)
+            with trio.fail_after(5):
+                while stream.backlog <= 32:
+                    await agent.call("ping", "x")
+            gate("wait").open.set()
+        with pytest.raises(CapacityError, match="too slow"):
+            async for _ in stream:
+                pass
+
+
+async def test_the_outbox_is_bounded_and_a_caller_waits_for_room():
+    limits = Limits(client_outbox=2, reconnect_base_s=0.01, reconnect_max_s=0.05)
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(proxy.url(), limits=limits) as agent,
+    ):
+        events = agent.events()
+        proxy.accepts = False
+        proxy.cut()
+        assert isinstance(await anext(events), Disconnected)
+        got: list[str] = []
+
+        async def ping(text: str) -> None:
+            got.append(await agent.call("ping", text))
+
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for i in range(10):
+                    nursery.start_soon(ping, str(i))
+                await trio.testing.wait_all_tasks_blocked()
+                proxy.accepts = True
+        assert sorted(got) == [str(i) for i in range(10)]
+
+
+async def test_more_calls_than_may_be_in_flight_wait_their_turn():
+    limits = Limits(rpc_per_connection=4)
+    async with running() as server, connect(server.url(), limits=limits) as agent:
+        async with trio.open_nursery() as nursery:
+            for i in range(50):
+                nursery.start_soon(agent.call, "ping", str(i))
+        streams = [agent.stream("slowly", 0) for _ in range(4)]
+        with pytest.raises(CapacityError, match="streams are open"):
+            agent.stream("slowly", 0)
+        del streams
+
+
+async def test_an_agent_that_does_not_say_who_it_is_can_be_called():
+    async with (
+        running() as server,
+        connect(server.url(), query={"silent": "1"}, identify=False) as agent,
+    ):
+        assert agent.name == ""
+        assert await agent.call("ping", "hi") == "hi"
+
+
+async def test_the_client_works_behind_plain_hypercorn_too(transport):
+    async with serving() as server:
+        url = server.url.replace("http", "ws") + "/agents/hub/h"
+        async with connect(url) as agent:
+            assert await agent.call("ping", "hi") == "hi"
+            assert [x async for x in agent.stream("count", 3)] == [0, 1, 2]
+            assert await agent.call("write", "r1", 3) == "completed"
+            with trio.fail_after(5):
+                await agent.until(lambda a: a.runs.runs_by_id["r1"]["parts"])
+            await agent.set_state({"n": 3})
+            assert agent.state == {"n": 3}
+
+
+def test_the_program_in_the_guide_runs(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "guide-client.md").read_text()
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert program
+    said: list[str] = []
+
+    async def main():
+        async with running() as server:
+            done = await trio.run_process(
+                [sys.executable, "-W", "error", "-c", program[1], server.url()],
+                capture_stdout=True,
+            )
+            said.extend(done.stdout.decode().splitlines())
+
+    trio.run(main)
+    assert said == ["hi", "0", "1", "2", "and then {'over': 3}", "s {'n': 7}"]

@@ -103,7 +103,6 @@ class Line:
     async def space(self) -> None:
         """Wait until the outbox has room."""
         while len(self._outbox) >= self._limits.client_outbox and not self.ended:
-            self._space = trio.Event()
             await self._space.wait()
 
     def post(
@@ -127,9 +126,14 @@ class Line:
         if item.sent or item not in self._outbox:
             return False
         self._outbox.remove(item)
-        self._space.set()
+        self._make_room()
         item.gone.set()
         return True
+
+    def _make_room(self) -> None:
+        """Wake all who wait for room: each looks again."""
+        self._space.set()
+        self._space = trio.Event()
 
     def check(self) -> None:
         """Raise when nothing will ever be sent or received again."""
@@ -184,7 +188,7 @@ class Line:
             item.error = error or UsageError("the connection was left")
             item.gone.set()
         self._outbox.clear()
-        self._space.set()
+        self._make_room()
         self._party.over(error)
 
     def _drop(self, ending: Ending) -> None:
@@ -194,7 +198,7 @@ class Line:
             item.error = ConnectionLost(str(ending), code=ending.code)
             item.gone.set()
         self._outbox = deque(item for item in self._outbox if not item.volatile)
-        self._space.set()
+        self._make_room()
 
     async def _talk(self, socket: WebSocketConnection, tap: Tap) -> None:
         self._opened_at = trio.current_time()
@@ -218,7 +222,7 @@ class Line:
         while True:
             while self._outbox:
                 item = self._outbox.popleft()
-                self._space.set()
+                self._make_room()
                 item.sent, self._writing = True, item
                 try:
                     await socket.send_message(item.text)

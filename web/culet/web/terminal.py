@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, final
 
-import msgspec
 import trio
 
 from culet.kernel.core.chunks import text_of
@@ -25,6 +24,7 @@ from . import client_events as told
 from .client import RemoteAgent, connect
 from .client_answer import Answer
 from .client_events import Events
+from .terminal_events import as_json, print_common, print_event, summary
 from .terminal_screen import Screen, Style, clean
 
 PAINT_S: Final = 0.1  # between two drawings of the status line
@@ -33,12 +33,6 @@ EXIT_ERROR: Final = 1
 EXIT_STOPPED: Final = 130
 _INPUT_BYTES: Final = 64 << 10
 _HINT: Final = "Ctrl-C stops an answer · Ctrl-D leaves · /clear forgets the chat"
-_ENDS: Final[dict[str, tuple[str, Style]]] = {
-    "completed": ("✓", "good"),
-    "error": ("✗", "bad"),
-    "aborted": ("■", "warn"),
-    "interrupted": ("✗", "warn"),
-}
 
 
 def add_chat(commands: Any) -> None:
@@ -214,7 +208,7 @@ class _Talk:
         events = self._agent.events(known=True)
         task_status.started()
         async for event in events:
-            self._screen.json(_json(event))
+            self._screen.json(as_json(event))
             answer = self._answer
             if isinstance(event, told.ChatEnded):
                 self._told[event.request_id] = None
@@ -288,12 +282,12 @@ async def _watch(args: argparse.Namespace, agent: RemoteAgent, screen: Screen) -
         nursery.start_soon(_until_interrupt, nursery.cancel_scope)
         if args.json:
             async for event in agent.events(known=True):
-                screen.json(_json(event))
+                screen.json(as_json(event))
         else:
             nursery.start_soon(_paint, agent, screen)
             turns: set[str] = set()
             async for event in agent.events(known=True):
-                _print_event(event, screen, turns)
+                print_event(event, screen, turns)
     return 0
 
 
@@ -302,37 +296,6 @@ async def _until_interrupt(scope: trio.CancelScope) -> None:
         async for _ in signals:
             scope.cancel(reason="interrupted")
             return
-
-
-def _print_event(event: told.Event, screen: Screen, turns: set[str]) -> None:
-    """Write what one event tells, if it is worth a line."""
-    match event:
-        case told.Connected():
-            again = "" if event.connections == 1 else " again"
-            screen.line(f"connected{again} to {event.agent} {event.name}", "dim")
-        case told.StateChanged():
-            screen.line(f"state {msgspec.json.encode(event.state).decode()}")
-        case told.ChatChunk():
-            if event.request_id not in turns:
-                turns.add(event.request_id)
-                screen.line(f"● turn {event.request_id}")
-        case told.ChatEnded():
-            turns.discard(event.request_id)
-            mark, style = _ENDS.get(event.outcome, ("■", "warn"))
-            why = f": {event.error}" if event.error else ""
-            screen.line(f"{mark} turn {event.request_id} {event.outcome}{why}", style)
-        case told.MessagesChanged():
-            screen.line(f"{len(event.messages)} messages{_last(event.messages)}")
-        case told.Message():
-            shown = event.data if isinstance(event.data, str) else repr(event.data)
-            screen.line(f"message {shown}")
-        case _:
-            _print_common(event, screen)
-
-
-def _last(messages: list[dict[str, Any]]) -> str:
-    text = text_of(messages[-1].get("parts") or []) if messages else ""
-    return f", the last: {text}" if text else ""
 
 
 # ---- both
@@ -346,82 +309,12 @@ async def _print_runs(
     async for event in events:
         old = isinstance(event, told.RunChanged) and event.replay
         if not old or agent.connections > 1:  # then it happened while we were away
-            _print_common(event, screen)
-
-
-def _print_common(event: told.Event, screen: Screen) -> None:
-    match event:
-        case told.RunChanged():
-            _print_run(event, screen)
-        case told.Disconnected():
-            why = event.reason or f"code {event.code}"
-            again = f"trying again in {event.retry_in_s:.1f} s"
-            screen.line(f"connection lost ({why}); {again}", "warn")
-        case told.Lagged():
-            screen.line(f"… {event.dropped} events were too many to show", "dim")
-        case _:
-            pass
-
-
-def _print_run(event: told.RunChanged, screen: Screen) -> None:
-    """Write a line at the beginning, the milestones and the end of a run."""
-    run, name = event.run, _name(event.run)
-    chunk = event.chunk or {}
-    if event.kind == "chunk":
-        if chunk.get("type") == "data-agent-milestone":
-            milestone = (chunk.get("data") or {}).get("name", "")
-            screen.line(f"◆ {name}: {milestone}", "dim")
-        return
-    if run["status"] not in _ENDS:
-        screen.line(f"· {name} started", "dim")
-        return
-    mark, style = _ENDS[run["status"]]
-    what = run.get("summary") or run.get("error") or run["status"]
-    screen.line(f"{mark} {name}: {what}", style)
-
-
-def _name(run: dict[str, Any]) -> str:
-    display = run.get("display")
-    named = display.get("name") if isinstance(display, dict) else None
-    return (
-        f"{named} {run['order'] + 1}" if named else f"{run['agentType']} {run['runId']}"
-    )
-
-
-def _json(event: told.Event) -> bytes:
-    """Return an event as JSON; what a run has said so far is not said with each chunk."""
-    if isinstance(event, told.RunChanged) and event.kind == "chunk":
-        run = {name: value for name, value in event.run.items() if name != "parts"}
-        event = msgspec.structs.replace(event, run=run)
-    return msgspec.json.encode(event)
+            print_common(event, screen)
 
 
 async def _paint(agent: RemoteAgent, screen: Screen) -> None:
     """Keep the status line true, drawing at most ten times a second."""
     while True:
-        screen.status(_summary(agent))
+        screen.status(summary(agent))
         await trio.sleep(PAINT_S)
         await agent.changed()
-
-
-def _summary(agent: RemoteAgent) -> str:
-    """Return the status line: what is under way now."""
-    if not agent.is_connected:
-        return "reconnecting …"
-    running = [r for r in agent.runs.runs_by_id.values() if r["status"] == "running"]
-    said = [_progress(run) for run in running]
-    if len(running) > 1:
-        said.insert(0, f"{len(running)} runs")
-    elif not running and agent.turns:
-        said.append("answering …")
-    return " · ".join(said)
-
-
-def _progress(run: dict[str, Any]) -> str:
-    progress = run.get("progress") or {}
-    fraction = progress.get("fraction")
-    parts = [_name(run)]
-    if isinstance(fraction, int | float):
-        parts.append(f"{fraction:.0%}")
-    parts += [str(progress[k]) for k in ("phase", "message") if progress.get(k)]
-    return " ".join(parts)

@@ -72,9 +72,8 @@ class Screen:
         if self._open_line and self.out_is_tty and self.err_is_tty:
             self.end_text()
         width = self.width if self.err_is_tty else _PIPED_WIDTH
-        self._erase()
-        self._write(self._err, self._styled(cut(one_line(text), width), style) + "\n")
-        self._draw()
+        told = self._styled(cut(one_line(text), width), style) + "\n"
+        self._write(self._err, self._erasure() + told + self._drawing())
 
     def status(self, text: str) -> None:
         """Set the status line; an empty text removes it."""
@@ -118,25 +117,34 @@ class Screen:
         return f"\x1b[{code}m{text}\x1b[0m" if code and self._colours else text
 
     def _erase(self) -> None:
-        if self._drawn:
-            self._drawn = ""
-            self._write(self._err, _ERASE if self._moves else "\n")
+        self._write(self._err, self._erasure())
 
     def _draw(self) -> None:
-        """Draw the status line where there is room for it and it is another."""
+        self._write(self._err, self._drawing())
+
+    def _erasure(self) -> str:
+        """Return what removes the status line or prompt that is shown."""
+        if not self._drawn:
+            return ""
+        self._drawn = ""
+        return _ERASE if self._moves else "\n"
+
+    def _drawing(self) -> str:
+        """Return what draws it, where there is room for it and it is another."""
         hidden = not self._moves or (self._open_line and self.out_is_tty)
         wanted = "" if hidden else cut(one_line(self._status), self.width)
         style: Style = "dim"
         if self._prompt:
             wanted, style = self._prompt, "bold"
         if wanted == self._drawn:
-            return
+            return ""
         self._drawn = wanted
-        start = _ERASE if self._moves else ""
-        self._write(self._err, start + self._styled(wanted, style))
+        return (_ERASE if self._moves else "") + self._styled(wanted, style)
 
     @staticmethod
     def _write(stream: TextIO, text: str) -> None:
+        if not text:
+            return
         encoding = stream.encoding or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding))
         stream.flush()
