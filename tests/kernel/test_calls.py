@@ -232,6 +232,8 @@ class Db(Agent):
     async def do(self, fn: Callable[[Any], Awaitable[Any]]) -> Any:
         return await fn(self)
 
+    async def due(self, payload: Any, schedule: Any) -> None: ...
+
     async def count(self) -> int:
         return int(self.sql("select count(*) as n from t")[0].n)
 
@@ -377,7 +379,7 @@ async def test_a_full_disk_is_told_to_who_writes(clock: object) -> None:
             me.set_state({"x": 1})
         assert me.state is None
         with pytest.raises(StorageError):
-            await me.schedule(1, "count")
+            await me.schedule(1, "due")
         assert await db.count() == 0
         test.faults.heal()
         me.sql("insert into t (v) values ('a')")

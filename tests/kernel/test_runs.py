@@ -105,7 +105,7 @@ class Deaf(Child):
         TURNS[turn.request_id] += 1
         go = trio.Event()
         DEAF.append(go)
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True), trio.move_on_after(300):
             await go.wait()
         yield say("late")
 
