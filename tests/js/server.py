@@ -1,6 +1,8 @@
 """A small server for the published clients and the page; prints its URL, then serves.
 
-python tests/js/server.py [--demo DOCS]
+python tests/js/server.py [--demo DOCS] [--plain]
+
+`--plain`: under hypercorn as anybody starts it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
 
 from culet.adapters import AIChatAgent
 from culet.kernel import Agent, Final, Turn, open_kernel, rpc
@@ -80,7 +85,7 @@ class Supervisor(Agent):
         return out
 
 
-async def main(docs: str | None, data: str | None) -> None:
+async def main(docs: str | None, data: str | None, plain: bool) -> None:
     roots: list[type[Agent]] = [Supervisor, ChatBot]
     facets: list[type[Agent]] = [Worker]
     if docs is not None:
@@ -95,7 +100,7 @@ async def main(docs: str | None, data: str | None) -> None:
         ):
             app = create_app(kernel, origins="*")
             add_pages(app)
-            url = await nursery.start(listen, app)
+            url = await nursery.start(listen_plain if plain else listen, app)
             sys.stdout.write(f"{url}\n")
             sys.stdout.flush()
 
@@ -104,9 +109,19 @@ async def listen(app: Any, *, task_status: Any) -> None:
     await serve(app, bind="127.0.0.1:0", task_status=task_status)
 
 
+async def listen_plain(app: Any, *, task_status: Any) -> None:
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    config.errorlog = None
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(partial(hypercorn_serve, app, config))
+        task_status.started(binds[0])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--demo", default=None)
     parser.add_argument("--data", default=None)
+    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
-    trio.run(main, args.demo, args.data)
+    trio.run(main, args.demo, args.data, args.plain)

@@ -26,10 +26,10 @@ needs_browser = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
+@pytest.fixture(params=[(), ("--plain",)], ids=["own", "hypercorn"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
     server = subprocess.Popen(
-        [sys.executable, str(JS / "server.py"), "--demo", str(DOCS)],
+        [sys.executable, str(JS / "server.py"), "--demo", str(DOCS), *request.param],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -12,6 +12,8 @@ from culet.web.app import gateways_of
 from culet.web.serve import split_bind
 from web.serving import Hub, Plain, serving
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 async def test_probes() -> None:
     async with serving() as server:

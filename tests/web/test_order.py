@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from web.serving import serving
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def test_the_answer_to_a_call_stands_behind_the_frames_of_its_run() -> None:

@@ -1,8 +1,8 @@
 """Agents' WebSockets under a plain ASGI server, in a user's own app.
 
 The same gateway and the same session as behind our own listener, but the socket is the
-server's: there is one `send` a message, no ping, and no say over compression. Three
-habits of hypercorn's trio server shape what is here:
+server's: there is one `send` a message, and no ping. Three habits of hypercorn's trio
+server shape what is here:
 
 - a `send` cannot be cancelled: a task of its own owns the sending, the kernel hears of
   the end without waiting for it, and a client that takes nothing loses its TCP socket
@@ -123,6 +123,7 @@ async def _serve(
         await _refuse_in_http(scope, send, refusal)
         return
     offered = scope.get("subprotocols") or [None]
+    _decline_compression(send)
     await send({"type": "websocket.accept", "subprotocol": offered[0]})
     if not gateway.ready:
         await _refuse(receive, send, _RESTART)
@@ -371,6 +372,18 @@ def _kernel_request(scope: Scope, path: str) -> Request:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     query = scope.get("query_string", b"").decode("latin-1")
     return Request("GET", f"{path}?{query}" if query else path, headers=headers)
+
+
+def _decline_compression(send: Send) -> None:
+    """Make hypercorn forget that the client offered to compress.
+
+    ASGI has no say in it. Compressing a stream of small frames costs much and saves
+    little; and the published clients inflate each frame in a task of its own, which
+    makes them lose their place when a stream is resumed.
+    """
+    handshake: Any = getattr(getattr(send, "__self__", None), "handshake", None)
+    if hasattr(handshake, "extensions"):
+        handshake.extensions = None
 
 
 def _tcp_socket(scope: Scope, send: Send) -> trio.socket.SocketType | None:
