@@ -143,7 +143,7 @@ class _Talk:
     def __init__(self, agent: RemoteAgent, screen: Screen, *, json: bool) -> None:
         self._agent, self._screen, self._json = agent, screen, json
         self._answer: Answer | None = None
-        self._stopping = False
+        self._busy = self._stopping = False
         self._told: dict[str, None] = {}  # turns whose end was written as JSON
         self._tells = trio.Event()
         self.exit_status = 0
@@ -156,6 +156,7 @@ class _Talk:
         for request_id in self._agent.turns:  # one that was left in the middle
             answer = self._agent.follow(request_id)
             if answer is not None:
+                self._stopping = False
                 await self._show(answer)
         self._prompt()
         async for line in _lines():
@@ -169,10 +170,17 @@ class _Talk:
 
     async def ask(self, question: str) -> None:
         """Ask and show the answer to its end."""
-        await self._show(await self._agent.ask(question))
+        self._busy, self._stopping = True, False
+        try:
+            answer = await self._agent.ask(question)
+            if self._stopping:  # before it was on its way
+                await _stop(answer)
+            await self._show(answer)
+        finally:
+            self._busy = False
 
     async def _show(self, answer: Answer) -> None:
-        self._answer, self._stopping = answer, False
+        self._answer = answer
         try:
             if self._json:
                 while answer.request_id not in self._told:
@@ -243,13 +251,15 @@ class _Talk:
             task_status.started()
             async with trio.open_nursery() as nursery:
                 async for _ in signals:
-                    if self._answer is None or self._stopping:
+                    idle = self._answer is None and not self._busy
+                    if idle or self._stopping:
                         self.exit_status = EXIT_STOPPED
                         scope.cancel(reason="interrupted")
                         return
                     self._stopping = True
                     self._end("stopping … (Ctrl-C again leaves)", "dim")
-                    nursery.start_soon(_stop, self._answer)
+                    if self._answer is not None:
+                        nursery.start_soon(_stop, self._answer)
 
 
 async def _stop(answer: Answer) -> None:
