@@ -30,7 +30,7 @@ $(MODELS): $(VENV)/bin/python pyproject.toml constraints.txt
 
 # With a key in the environment the demo thinks with that model.
 demo: $(STAMP) $(if $(OPENAI_API_KEY)$(ANTHROPIC_API_KEY),$(MODELS))
-	$(BIN)/culet demo --data $(DEMO) --port $(PORT) $(foreach d,$(DOCS),--docs $(d))
+	$(BIN)/culet demo --data $(DEMO) --port $(PORT) $(if $(DOCS),--docs "$(DOCS:~/%=$(HOME)/%)")
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -315,7 +315,7 @@ async def test_what_comes_late_for_a_deleted_facet_meets_nothing(
             await call(client, "note", "old")
             stub = await w.kernel.get_sub_agent(hub_stub, Plain, "p")
             agent = w.node("p").agent
-            await agent.schedule(0.05, "note", "late job")
+            await agent.schedule(0.05, "note_late", "late job")
             for _ in range(20):
                 await client.start("note", "late frame")
             await hub.dynamic_agents.delete(Plain, "p")

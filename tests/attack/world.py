@@ -89,6 +89,9 @@ class Plain(Agent):
         self.sql(NOTES)
         return [row.text for row in self.sql("SELECT text FROM note ORDER BY rowid")]
 
+    async def note_late(self, payload: str, schedule: Any) -> None:
+        await self.note(payload)
+
 
 class Hub(Agent):
     """A root that clients can ask for everything."""

@@ -29,6 +29,7 @@ TERMS_MAX: Final = 8  # of one sub-question
 QUESTION_CHARS: Final = 4_000  # of a question that are looked at
 ENTITIES_MAX: Final = 5
 COMMON: Final = 0.2  # a word in more of the passages than this says nothing
+FEW: Final = 12  # passages in which any term may stand
 
 _COMPARING: Final = """
     between compare compared comparison contrast differ difference different instead or
@@ -111,7 +112,12 @@ def _cut(question: str) -> str:
 
 
 def _is_content(term: str, stats: TermStats) -> bool:
-    return 0 < stats.frequency.get(term, 0) <= COMMON * stats.passages
+    """Whether a term tells something: it stands somewhere, and not nearly everywhere.
+
+    A share says little of a handful of passages: so few may have any term.
+    """
+    most = max(COMMON * stats.passages, FEW)
+    return 0 < stats.frequency.get(term, 0) <= most
 
 
 def _named(question: str) -> list[Entity]:

@@ -73,7 +73,7 @@ class Agent:
     turn_frames: ClassVar[bool] = False  # chat bases: own clients see turns
 
     _node: Node
-    _state: Any = None
+    _state: str | None = None  # JSON
 
     __culet_final__: ClassVar[frozenset[str]] = frozenset()
 
@@ -262,8 +262,11 @@ class Agent:
 
     @property
     def state(self) -> Any:
-        """The state, a JSON value; `initial_state` until one is set."""
-        return self._state
+        """A copy of the state, a JSON value; `initial_state` until one is set.
+
+        Changing the copy changes nothing: `set_state` does.
+        """
+        return None if self._state is None else msgspec.json.decode(self._state)
 
     def set_state(self, next: Any) -> None:  # noqa: A002
         """Store a new state and send it to every client. Never blocks."""
@@ -409,7 +412,7 @@ class Agent:
         if detached is True:
             policy = Detached()
         if policy is not None and policy.on_finish is not None:
-            callback_name(node, policy.on_finish)
+            callback_name(node, policy.on_finish, arguments=1)
         check = None
         if output_type is not None:
             wanted = output_type
@@ -448,10 +451,9 @@ class Agent:
     async def _begin(self, props: Any) -> None:
         """Load the state and run `on_start`."""
         text = load_state(self._node)
-        value = self.initial_state if text is None else msgspec.json.decode(text)
-        if text is None and value is not None:
-            value = msgspec.json.decode(msgspec.json.encode(value))
-        object.__setattr__(self, "_state", value)
+        if text is None and self.initial_state is not None:
+            text = msgspec.json.encode(self.initial_state).decode()
+        object.__setattr__(self, "_state", text)
         await self._prepare()
         if self._node.kind.start_takes_props:
             await self.on_start(props)
@@ -475,8 +477,8 @@ class Agent:
                 self.name, kebab(self.class_name), state_follows=follows
             )
             hello = [me]
-            if follows:
-                hello.append(frames.state(msgspec.json.encode(state).decode()))
+            if state is not None:
+                hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
             hello += self._hello(connection)
             cursors = self._node.tree.runs.cursors(self._node.slot)

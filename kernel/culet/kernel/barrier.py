@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .core.limits import Limits
     from .ports import TreeStore
 
+_NEVER: Final = 1 << 62  # no slice ends before it
 FLUSH_NS = (
     3_000_000  # of flushing staged chunks per record; the rest waits for the next
 )
@@ -107,6 +108,7 @@ class Barrier:
         self.before: dict[Callable[[], None], None] = {}
         self.after: list[Callable[[], None]] = []
         self.records = 0
+        self.records_at_once = 0  # made in the loop for a file that never rests
         self._writer, self._janitor = writer, janitor
         self._on_failure = on_failure
         self._wanted = trio.Event()
@@ -171,9 +173,9 @@ class Barrier:
         """Wait for one record, or the fence: a hot file needs its checkpoint."""
         if self.fenced is not None:
             return
-        self.urge()
         event = trio.Event()
         self._waiters.append((0, event))
+        self.urge()
         await event.wait()
 
     # ---- the task
@@ -213,10 +215,16 @@ class Barrier:
     async def _make_durable(self) -> None:
         store = self.store
         slice_ns = int(self.limits.slice_s * 1e9)
+        at_once = store.crowded
         record = store.begin()
-        while not store.fill(record, time.perf_counter_ns() + slice_ns):
+        until = _NEVER if at_once else time.perf_counter_ns() + slice_ns
+        while not store.fill(record, until):
             await trio.lowlevel.cancel_shielded_checkpoint()
-        if store.inline or self._writer is None:
+            until = time.perf_counter_ns() + slice_ns
+        if at_once:
+            store.write(record)
+            self.records_at_once += 1
+        elif store.inline or self._writer is None:
             store.write(record)
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:

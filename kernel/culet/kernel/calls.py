@@ -304,6 +304,9 @@ class TreeTarget:
     ) -> Any:
         """Run one call in this task."""
         node = await self.node()
+        if not node.tree.store.room(node.db):  # its file needs to rest for a record
+            await node.tree.barrier.room()
+            node = await self.node()
         if node.kind is not self.kind:  # upgraded meanwhile: the new class serves it
             method = node.kind.method(method.name)
         values, named = method.copy_args(args, kwargs)

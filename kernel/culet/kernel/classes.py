@@ -74,6 +74,14 @@ class AgentClass:
             if mark is not None:
                 self.rpc[mark.name] = method
         self.is_tool = cls.on_turn is not base.on_turn
+        if not inspect.isasyncgenfunction(cls.on_turn):
+            msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
+            raise UsageError(msg)
+        if cls.durability not in (None, "power", "process"):
+            msg = (
+                f"{cls.__name__}.durability is power or process, not {cls.durability!r}"
+            )
+            raise UsageError(msg)
         self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
         self.hears_start = cls.on_agent_tool_start is not base.on_agent_tool_start
         self.hears_finish = cls.on_agent_tool_finish is not base.on_agent_tool_finish
@@ -116,6 +124,21 @@ def _refuse_overrides(cls: type, base: type) -> None:
                 raise UsageError(msg)
 
 
+def _by_name(classes: Iterable[type[Agent]], where: str) -> dict[str, type[Agent]]:
+    found: dict[str, type[Agent]] = {}
+    try:
+        given = list(classes)
+    except TypeError:
+        msg = f"{where} is a list of classes, not {classes!r}"
+        raise UsageError(msg) from None
+    for cls in given:
+        name = getattr(cls, "__name__", repr(cls))
+        if found.setdefault(name, cls) is not cls:
+            msg = f"two different classes in {where} are named {name}; rename one"
+            raise UsageError(msg)
+    return found
+
+
 @final
 class Classes:
     """All classes of one kernel, by name and by kebab name."""
@@ -126,8 +149,8 @@ class Classes:
         facets: Iterable[type[Agent]],
         base: type[Agent],
     ) -> None:
-        self.roots = {c.__name__: c for c in roots}
-        self.facets = {c.__name__: c for c in facets}
+        self.roots = _by_name(roots, "roots")
+        self.facets = _by_name(facets, "facets")
         both = {**self.roots, **self.facets}
         for name, cls in both.items():
             if not (inspect.isclass(cls) and issubclass(cls, base)):

@@ -464,6 +464,9 @@ async def open_kernel(
     kernel has the folder.
     """
     limits = limits or Limits()
+    if durability not in ("power", "process"):
+        msg = f"durability is power or process, not {durability!r}"
+        raise UsageError(msg)
     classes = Classes(roots, facets, Agent)
     store = find_store(storage, limits) if isinstance(storage, str) else storage
     kernel = Kernel(

@@ -177,6 +177,15 @@ class TreeStore(Protocol):
         """False while writers of that file should wait for the next record."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a file that never rests must be checkpointed by the next record.
+
+        Then that record is made in one step of the loop, so that nothing can be
+        committed between its instant and the checkpoint.
+        """
+        ...
+
     def janitor(self) -> list[Chore]:
         """What the janitor thread should do now: syncs, unlinks, the next segment."""
         ...

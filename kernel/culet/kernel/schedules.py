@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast, final
 
 import msgspec
 
@@ -67,8 +69,13 @@ def to_schedule(row: JobRow) -> Schedule:
     )
 
 
-def callback_name(node: Node, callback: str | Callable[..., Any]) -> str:
-    """Return the method's name; raises `UsageError` unless it is one of that agent."""
+def callback_name(
+    node: Node, callback: str | Callable[..., Any], *, arguments: int = 2
+) -> str:
+    """Return the method's name; raises `UsageError` unless it can be called later.
+
+    It must be an async method of that agent which takes `arguments` arguments.
+    """
     if not isinstance(callback, str):
         if getattr(callback, "__self__", None) is not node.agent:
             msg = f"{callback!r} is not a method of this agent; give its name"
@@ -79,7 +86,23 @@ def callback_name(node: Node, callback: str | Callable[..., Any]) -> str:
     ):
         msg = f"{node.kind.name} has no method {callback!r} to call"
         raise UsageError(msg)
+    _check_callback(cast(Any, node.kind.cls), callback, arguments)
     return callback
+
+
+@lru_cache(maxsize=1024)
+def _check_callback(cls: Any, name: str, arguments: int) -> None:
+    """Refuse now what would only fail when it is due."""
+    fn = getattr(cls, name)
+    if not inspect.iscoroutinefunction(fn):
+        msg = f"{cls.__name__}.{name} is called later: make it async"
+        raise UsageError(msg)
+    try:
+        inspect.signature(fn).bind(*[None] * (arguments + 1))
+    except TypeError:
+        gets = "(payload, schedule)" if arguments == 2 else "(run)"
+        msg = f"{cls.__name__}.{name} is called with {gets}; give it these parameters"
+        raise UsageError(msg) from None
 
 
 @final

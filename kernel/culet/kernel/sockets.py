@@ -398,8 +398,8 @@ def load_state(node: Node) -> str | None:
     return rows[0][0] if rows else None
 
 
-def store_state(node: Node, value: Any, source: Connection | None) -> Any:
-    """Check, store and send out a new state; return the copy that is now the state."""
+def store_state(node: Node, value: Any, source: Connection | None) -> str:
+    """Check, store and send out a new state; return it as JSON."""
     agent = node.agent
     try:
         text = _encode(value).decode()
@@ -417,7 +417,7 @@ def store_state(node: Node, value: Any, source: Connection | None) -> Any:
     if node.kind.hears_state:
         ctx = Ambient(node, connection=source)
         node.hook(ctx, agent.on_state_changed, copy, source or "server")
-    return copy
+    return text
 
 
 def _client_state(node: Node, conn: Connection, frame: client.State) -> None:

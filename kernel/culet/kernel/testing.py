@@ -284,6 +284,10 @@ class _FaultyTree:
     def room(self, db: Db) -> bool:
         return self.inner.room(db)
 
+    @property
+    def crowded(self) -> bool:
+        return self.inner.crowded
+
     def janitor(self) -> list[Chore]:
         return self.inner.janitor()
 

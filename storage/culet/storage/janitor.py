@@ -100,6 +100,11 @@ class Janitor:
         """False while writers of the file should wait for the next record."""
         return file not in self._held
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a held file has grown so long that it cannot wait to come to rest."""
+        return any(file.end > self._huge_frames for file in self._held)
+
     def take(self) -> list[Chore]:
         """Return the chores of now, and forget them."""
         chores, self._chores = self._chores, []

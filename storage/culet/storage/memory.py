@@ -179,6 +179,11 @@ class MemoryTree:
         """Return True: nothing is ever held."""
         return True
 
+    @property
+    def crowded(self) -> bool:
+        """Return False: there is nothing to checkpoint."""
+        return False
+
     def janitor(self) -> list[Chore]:
         """Return nothing to do."""
         return []

@@ -339,6 +339,11 @@ class SqliteTree(Connections):
         file = db.file if isinstance(db, FileAgent) else self._tree_file
         return file is None or self._janitor.has_room(file)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a file that never rests must be checkpointed by the next record."""
+        return self._janitor.crowded
+
     def janitor(self) -> list[Chore]:
         """Return what the janitor thread should do now."""
         return self._janitor.take()
