@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any, Final, final
 from urllib.parse import quote
 
@@ -43,6 +44,7 @@ LAST_S: Final = 1.0  # for the last words of a connection
 _RESTART: Final = Close(1012, "the server restarts")
 _ABNORMAL: Final = 1006
 _TOO_BIG: Final = 1009
+_CORK: Final[int | None] = getattr(trio.socket, "TCP_CORK", None)  # Linux
 
 
 def raw_path(scope: Scope) -> str:
@@ -178,6 +180,7 @@ class PlainLink:
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._why = ""
+        self._corked = False
         self._sending_since: float | None = None
         self._said: Close | None = None
         self._close_by: float | None = None
@@ -288,6 +291,7 @@ class PlainLink:
 
     async def _drain(self, session: Session) -> None:
         while blobs := session.take():
+            self._cork(len(blobs) > 1 or len(blobs[0].texts) > 1)
             for blob in blobs:
                 for text in blob.texts:
                     if session.over:
@@ -295,8 +299,17 @@ class PlainLink:
                     self._sending_since = trio.current_time()
                     await self._send(_message(text))
             self._sending_since = None
+            self._cork(False)
             session.landed()
             await trio.lowlevel.checkpoint()
+
+    def _cork(self, on: bool) -> None:
+        """Let frames that belong together arrive together, as our own listener does."""
+        if _CORK is None or self._socket is None or on is self._corked:
+            return
+        self._corked = on
+        with suppress(OSError):
+            self._socket.setsockopt(trio.socket.IPPROTO_TCP, _CORK, int(on))
 
     # ---- time
 
