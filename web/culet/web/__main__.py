@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import msgspec
 import trio
 from quart_trio import QuartTrio
 
+from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
 from culet.storage.doctor import examine
 
@@ -36,14 +39,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         return run(args)
-    except UsageError as error:
-        print(f"culet: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except CuletError as error:
-        print(f"culet: {error}", file=sys.stderr)
-        return EXIT_STUCK if isinstance(error, ChildDidNotStop) else EXIT_ERROR
-    except KeyboardInterrupt:
+        return _told(error)
+    except BaseExceptionGroup as group:
+        for kind in (KeyboardInterrupt, CuletError):
+            leaf = _leaf(group, kind)
+            if leaf is not None:
+                return _told(leaf)
+        raise
+    except KeyboardInterrupt as error:
+        return _told(error)
+
+
+def _leaf(group: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """Return the first error of that kind inside a group."""
+    if isinstance(group, BaseExceptionGroup):
+        found = (_leaf(error, kind) for error in group.exceptions)
+        return next((leaf for leaf in found if leaf is not None), None)
+    return group if isinstance(group, kind) else None
+
+
+def _told(error: BaseException) -> int:
+    """Say in one line what is wrong; return the exit status."""
+    if isinstance(error, KeyboardInterrupt):
         return 130
+    print(f"culet: {error}", file=sys.stderr)
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    return EXIT_STUCK if isinstance(error, ChildDidNotStop) else EXIT_ERROR
 
 
 # ---- serve
@@ -64,10 +87,30 @@ def _add_serve(commands: Any) -> None:
 def _serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     target = _load(args.target)
-    app = target if isinstance(target, QuartTrio) else create_app(target)
     host = f"[{args.host}]" if ":" in args.host else args.host
-    trio.run(_run_server, app, f"{host}:{args.port}")
+    bind = f"{host}:{args.port}"
+    if isinstance(target, QuartTrio):
+        trio.run(_run_server, target, bind)
+    else:
+        trio.run(_run_opener, _opened(target, args.target), bind)
     return 0
+
+
+def _opened(target: Any, name: str) -> AbstractAsyncContextManager[Kernel]:
+    """Return what the opener gives, if that is a kernel to be entered."""
+    if callable(target) and not inspect.isclass(target):
+        made = target()
+        if isinstance(made, AbstractAsyncContextManager):
+            return made
+        if inspect.iscoroutine(made):
+            made.close()
+    msg = f"{name} is neither an app nor an opener: give a function that returns open_kernel(…)"
+    raise UsageError(msg)
+
+
+async def _run_opener(opened: AbstractAsyncContextManager[Kernel], bind: str) -> None:
+    async with opened as kernel:
+        await serve(create_app(kernel), bind=bind)
 
 
 async def _run_server(app: QuartTrio, bind: str) -> None:

@@ -16,6 +16,7 @@ import trio
 from culet.adapters.environment import model_from_environment
 from culet.adapters.model import Model
 from culet.kernel import Kernel, open_kernel
+from culet.kernel.errors import UsageError
 from culet.web import create_app, serve
 from culet.web.demo.agents import Asked, DemoClasses, demo_classes
 from culet.web.demo.corpus import corpora, default_corpora
@@ -29,9 +30,15 @@ def add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo", help="an assistant over real documents, on a page or for one question"
     )
-    parser.add_argument("--data", metavar="DIR", help="where its data lies")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="where its data lies (default .demo; with --ask a temporary folder)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8787, help="port to listen on")
+    parser.add_argument(
+        "--port", type=int, default=8787, help="port to listen on (default 8787)"
+    )
     parser.add_argument(
         "--docs",
         metavar="DIR",
@@ -49,6 +56,9 @@ def add_demo(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
+    if args.json and args.ask is None:
+        msg = "--json goes with --ask: the page has no use for it"
+        raise UsageError(msg)
     found = corpora(args.docs) if args.docs else default_corpora()
     model = _model()
     if args.ask is not None:
