@@ -375,6 +375,19 @@ class Chat:
     def clear(self, *, without: Connection | None = None) -> None:
         """Forget all messages; turns end, a run's with an error that says why."""
         self.node.check()
+        before = self.tree.barrier.count
+        try:
+            self._clear()
+        except StorageError as error:
+            if self.tree.barrier.count != before:
+                self.tree.fail(error)  # half a step
+            raise
+        skipped = () if without is None else (without,)
+        blob = Blob(frames.CHAT_CLEAR)
+        self.tree.sockets.push_all(self.slot, blob, without=skipped)
+        self.node.hook(Ambient(self.node), self.agent.on_chat_cleared)
+
+    def _clear(self) -> None:
         turns = self.turns()
         subjects = [self.tree.endings.subject(self.slot, t) for t in turns]
         self.transcript.forget(self.transcript.all_noted())
@@ -387,10 +400,6 @@ class Chat:
             self.transcript.drop_streams(s for (s,) in streams)
             self.transcript.set_unseen(None)
         self.tree.touched()
-        skipped = () if without is None else (without,)
-        blob = Blob(frames.CHAT_CLEAR)
-        self.tree.sockets.push_all(self.slot, blob, without=skipped)
-        self.node.hook(Ambient(self.node), self.agent.on_chat_cleared)
 
     def _drop(self, subject: Subject) -> None:
         if subject.kind == "run":

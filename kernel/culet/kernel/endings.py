@@ -322,7 +322,7 @@ class Endings:
 
     def _wake(self, subject: Subject) -> None:
         if subject.kind == "run":
-            self.tree.runs.validators.pop((subject.owner, subject.id), None)
+            self.tree.runs.over(subject.owner, subject.id)
         event = self.waiters.pop((subject.owner, subject.id), None)
         if event is not None:
             event.set()

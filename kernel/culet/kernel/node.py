@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import trio
 
-from .errors import FacetAborted, FacetBroken, UsageError
+from .errors import CapacityError, FacetAborted, FacetBroken, UsageError
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -75,6 +75,7 @@ class Node:
         "error",
         "fenced",
         "gone",
+        "hooks",
         "kids",
         "kind",
         "name",
@@ -112,6 +113,7 @@ class Node:
         self.kids: dict[str, Node] = {}
         self.calls: dict[trio.CancelScope, BaseException | None] = {}
         self.refs = 0  # keep-alive; dies with the node
+        self.hooks = 0  # running now
         self.fenced = False
         self.error: BaseException | None = None
         self.reason: str | None = None
@@ -279,7 +281,17 @@ class Node:
         self.work.start_soon(body)
 
     def hook(self, ctx: Ambient, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Start a hook: bounded in time, its failure is reported and changes nothing."""
+        """Start a hook: bounded in time, its failure is reported and changes nothing.
+
+        One more than `limits.hooks_at_once` of a node is reported and not called.
+        """
+        self.check()
+        if self.hooks >= self.tree.kernel.limits.hooks_at_once:
+            msg = f"{self.hooks} hooks are running already"
+            name = getattr(fn, "__name__", "hook")
+            self.tree.kernel.report("hook", self, CapacityError(msg), name=name)
+            return
+        self.hooks += 1
 
         async def body() -> None:
             try:
@@ -290,6 +302,8 @@ class Node:
                     raise
                 name = getattr(fn, "__name__", "hook")
                 self.tree.kernel.report("hook", self, error, name=name)
+            finally:
+                self.hooks -= 1
 
         self.spawn(ctx, body)
 

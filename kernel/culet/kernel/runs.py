@@ -97,6 +97,10 @@ class Runs:
         self.tree = tree
         self.db = tree.db
         self.validators: dict[tuple[str, str], Callable[[Any], Any]] = {}
+        # of detached runs: whose cancelling ends them, as long as they go on
+        self.tokens: dict[
+            tuple[str, str], tuple[CancelToken, Callable[[str | None], object]]
+        ] = {}
 
     # ---- reading
 
@@ -154,7 +158,9 @@ class Runs:
         run = self.dispatch(node, kind, value, ask)
         if ask.detached is not None or run.status != "running":
             if ask.cancel is not None and run.status == "running":
-                ask.cancel.on_cancel(partial(self.cancel, node.slot, run.run_id))
+                cancel = partial(self.cancel, node.slot, run.run_id)
+                self.tokens[node.slot, run.run_id] = (ask.cancel, cancel)
+                ask.cancel.on_cancel(cancel)
             await trio.lowlevel.checkpoint()
             return run
         return await self.join(node, run.run_id, ask)
@@ -333,6 +339,13 @@ class Runs:
             self.tree.jobs.add(
                 node.slot, "limit", run_id, at=due, lane=f"limit:{run_id}"
             )
+
+    def over(self, owner: str, run_id: str) -> None:
+        """A run has ended: nothing is kept for it."""
+        self.validators.pop((owner, run_id), None)
+        token = self.tokens.pop((owner, run_id), None)
+        if token is not None:
+            token[0].forget(token[1])
 
     # ---- waiting
 

@@ -63,6 +63,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
+    hooks_at_once: int = 1_024  # of one agent
     notify_s: float = 30.0
 
     # models behind HTTP
