@@ -2,8 +2,12 @@
 
 Every probe gets one answer: `resuming` when a turn streams, `pending` when one is owed
 that has said nothing, `none` otherwise. A client that was offered a stream hears nothing
-of it live until it acknowledges; then it gets all of it from the first chunk on. A
-continuation is never offered: it is shown as far as it is, and heard live from there,
+of it until it acknowledges; then it gets all of it from the first chunk on. That holds
+for one that has acknowledged before, too: the published client may take up the offer
+that it did not ask for, then ask, and build the message anew from the answer on. What
+came between that answer and a new replay would be the middle of a text without its start.
+
+A continuation is never offered: it is shown as far as it is, and heard live from there,
 because clients build a resumed stream as a message of its own.
 """
 
@@ -28,7 +32,6 @@ class Offers:
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self._waiting: dict[str, dict[Connection, None]] = {}  # told `pending`
-        self._following: dict[str, dict[Connection, None]] = {}  # have acknowledged
 
     def hello(self, connection: Connection) -> list[str]:
         """Return what a client that connects is told: a stream to resume, or the transcript."""
@@ -63,8 +66,9 @@ class Offers:
         if view is not None and view.continuation:
             self._show_continuation(active, view, probe_id, connection)
         elif said:
-            if view is not None and connection not in self._following.get(active, ()):
-                view.peers.pop(connection, None)  # nothing live until it acknowledges
+            if view is not None:
+                view.peers.pop(connection, None)  # nothing of it until it acknowledges
+            connection.unfollow(active, "turn")
             connection.say(frames.stream_resuming(active, probe_id))
         else:
             self._waiting.setdefault(active, {})[connection] = None
@@ -102,7 +106,6 @@ class Offers:
         view = self.chat.view(request_id)
         if view is not None:
             view.peers.pop(connection, None)
-            self._following.setdefault(request_id, {})[connection] = None
         connection.follow(Cursor(self.chat.slot, request_id, "turn"))
 
     def _active(self) -> str | None:
@@ -126,11 +129,10 @@ class Offers:
 
     def leave(self, connection: Connection) -> None:
         """A client is gone; it may come back, again and again, while a turn goes on."""
-        for peers in (*self._waiting.values(), *self._following.values()):
+        for peers in self._waiting.values():
             peers.pop(connection, None)
 
     def over(self, request_id: str) -> None:
         """A turn ended: who still waited for its first chunk is told that there is none."""
         for connection in self._waiting.pop(request_id, ()):
             connection.say(frames.stream_none())
-        self._following.pop(request_id, None)

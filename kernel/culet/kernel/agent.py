@@ -476,11 +476,12 @@ class Agent:
             me = frames.identity(
                 self.name, kebab(self.class_name), state_follows=follows
             )
-            hello = [me]
+            # A chat's word comes first: who knows whom it talks to may speak, and a
+            # transcript that came after that would lack what the client has just said.
+            hello = [*self._hello(connection), me]
             if state is not None:
                 hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
-            hello += self._hello(connection)
             cursors = self._node.tree.runs.cursors(self._node.slot)
         connection.attach(hello, cursors)
         await self.on_connect(connection, ctx)

@@ -182,6 +182,13 @@ class Connection:
         self._cursors.append(cursor)
         self._peer.wake()
 
+    def unfollow(self, stream_id: str, kind: str) -> None:
+        """End a replay of that stream where it is; the rest is not sent."""
+        for cursor in [
+            c for c in self._cursors if c.stream_id == stream_id and c.kind == kind
+        ]:
+            self._cursors.remove(cursor)
+
     def replays(self, stream_id: str, kind: str) -> bool:
         """Whether a replay of that stream is under way."""
         return any(c.stream_id == stream_id and c.kind == kind for c in self._cursors)
