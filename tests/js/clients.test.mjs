@@ -10,6 +10,7 @@ import assert from "node:assert/strict";
 import { after, test } from "node:test";
 
 import { closeDocument, mount, until } from "./hooks.mjs"; // first: it makes the document
+import { apart } from "./apart.mjs";
 
 import { useAgent, useAgentToolEvents } from "agents/react";
 import { AgentClient } from "agents/client";
@@ -175,8 +176,8 @@ test("useAgentToolEvents: a tab that reconnects in mid-run and one that opens la
 
 // -------------------------------------------------------------------------- useAgentChat
 
-const useChat = (name) => () => {
-  const agent = useAgent({ agent: "ChatBot", name, host, minReconnectionDelay: 50 });
+const useChat = (name, at = host) => () => {
+  const agent = useAgent({ agent: "ChatBot", name, host: at, minReconnectionDelay: 50 });
   return { agent, ...useAgentChat({ agent }) };
 };
 const said = ({ messages }) => messages.map((message) => [message.role, textOf(message).trim()]);
@@ -187,8 +188,8 @@ const stored = async (name) => {
   return said({ messages: await answer.json() });
 };
 
-async function openChat(t, name) {
-  const tab = mount(useChat(name));
+async function openChat(t, name, at = host) {
+  const tab = mount(useChat(name, at));
   t.after(tab.unmount);
   await tab.until("ready", ({ agent, status }) => agent.identified && status === "ready");
   return tab;
@@ -234,6 +235,24 @@ test("useAgentChat: a lost connection in mid-stream is taken up again", options,
   await tab.until("done", (value) => value.status === "ready" && lastText(value).trim() === REPLY);
 
   assert.deepEqual(said(tab.now()), [["user", "go"], ["assistant", REPLY]]);
+});
+
+test("useAgentChat: frames that come apart lose and double nothing", options, async (t) => {
+  const name = fresh("apart");
+  const at = await apart(t, host);
+  const tab = await openChat(t, name, at); // and speaks while the server still greets it
+  tab.now().sendMessage({ text: "go" });
+  await tab.until("in mid-stream", (value) => lastText(value).includes("w3"));
+
+  tab.now().agent.reconnect();
+  await tab.until("taken up again", (value) => ACTIVE.includes(value.status) && lastText(value).includes("w9"));
+  assert.deepEqual(said(tab.now())[0], ["user", "go"]);
+  tab.unmount();
+  const reloaded = mount(useChat(name, at));
+  t.after(reloaded.unmount);
+  await reloaded.until("done", (value) => value.status === "ready" && lastText(value).trim() === REPLY);
+
+  assert.deepEqual(said(reloaded.now()), [["user", "go"], ["assistant", REPLY]]);
 });
 
 test("useAgentChat: a second tab sees the question and the answer as they come", options, async (t) => {
