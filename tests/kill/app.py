@@ -1,11 +1,12 @@
 """The demo's classes, served; kills itself at the k-th event of a kind.
 
-    python tests/kill/app.py --dir DIR [--at EVENT:K] [--pace S] [--mounted] [--port N]
+    python tests/kill/app.py --dir DIR [--at EVENT:K] [--pace S] [--mounted] [--port N] [--model]
 
 Events are the kernel's channels (`run:ask`, `run:start`, `turn:chunk`, `turn:end`,
 `run:end`, …), `answer` (a chunk of the assistant after all of its runs have ended) and
 `file:OP` of the store's file module. A side file lists the start of each tool call.
 `--mounted`: the classes live in somebody's own app, and plain hypercorn serves it.
+`--model`: the assistant thinks with the model that the environment names.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 from quart_trio import QuartTrio
 
+from culet.adapters.environment import model_from_environment
+from culet.adapters.model import Model
 from culet.adapters.passage import Passage
 from culet.adapters.tooling import ToolContext
 from culet.kernel import Kernel, open_kernel
@@ -71,7 +74,9 @@ class Fuse:
         self.hit(f"file:{op}")
 
 
-async def main(folder: str, at: str, pace: float, mounted: bool, port: int) -> None:
+async def main(
+    folder: str, at: str, pace: float, mounted: bool, port: int, model: Model | None
+) -> None:
     fuse = Fuse(at)
     side = open(Path(folder) / "side.txt", "a")  # noqa: SIM115
     life = sum(1 for _ in (Path(folder) / "side.txt").open())
@@ -85,7 +90,8 @@ async def main(folder: str, at: str, pace: float, mounted: bool, port: int) -> N
             side.flush()
             return await look_up(self, ctx, terms, limit)
 
-    classes = demo_classes(corpora([DOCS]), pace)
+    given = None if model is None else lambda: model
+    classes = demo_classes(corpora([DOCS]), pace, given)
     classes.researcher.look_up = Noted.look_up  # type: ignore[method-assign]
     side.write(f"{life} life\n")
     side.flush()
@@ -133,5 +139,7 @@ if __name__ == "__main__":
     parser.add_argument("--pace", type=float, default=0.004)
     parser.add_argument("--mounted", action="store_true")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", action="store_true")
     args = parser.parse_args()
-    trio.run(main, args.dir, args.at, args.pace, args.mounted, args.port)
+    model = model_from_environment() if args.model else None
+    trio.run(main, args.dir, args.at, args.pace, args.mounted, args.port, model)

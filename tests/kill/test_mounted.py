@@ -6,6 +6,7 @@ the same port. What it then has is what a fresh client gets.
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import trio
 from culet.storage.doctor import examine
 from culet.web import connect
 from kill.test_kill import QUESTION, REQUEST, Server, starts
+from kill.watcher import Watcher
 
 POINTS = ["run:ask:2", "child:chunk:12", "child:end:2", "run:end:2", "answer:3"]
 assert len(POINTS) == 5
@@ -30,25 +32,29 @@ class Seen:
         self.runs: Any = None
         self.messages: list[Any] = []
         self.connections = 0
+        self.raw = Watcher()  # what a fresh client gets, frame by frame
 
 
-async def ask_through_a_death(folder: Path, at: str) -> Seen:
+async def ask_through_a_death(folder: Path, at: str, *more: str) -> Seen:
     seen = Seen()
     async with trio.open_nursery() as nursery:
-        async with Server(folder, at, "--mounted") as first:
+        async with Server(folder, at, "--mounted", *more) as first:
             port = first.http.rpartition(":")[2]
             known = trio.Event()
             nursery.start_soon(ask, first.socket, seen, known)
             with trio.fail_after(20):
                 await first.process.wait()
             assert first.process.returncode == -signal.SIGKILL, f"{at} was not reached"
-        async with Server(folder, ":0", "--mounted", "--port", port) as second:
+        again = ("--mounted", "--port", port, *more)
+        async with Server(folder, ":0", *again) as second:
             with trio.fail_after(40):
                 await known.wait()
             async with connect(second.socket) as fresh:
                 with trio.move_on_after(10):
                     await fresh.until(lambda a: runs_of(a) == seen.runs)
                 assert runs_of(fresh) == seen.runs
+            with trio.fail_after(10):
+                await seen.raw.ask_for(second.socket, REQUEST, len(seen.runs))
             path = "/agents/assistant/default/get-messages"
             seen.messages = await trio.to_thread.run_sync(second.get, path)
     return seen
@@ -77,12 +83,17 @@ def check(folder: Path, seen: Seen) -> None:
     assert seen.connections >= 2
     assert len(seen.runs) >= 2
     assert {run["status"] for run in seen.runs.values()} == {"completed"}
+    assert {
+        run: len(told) for run, told in seen.raw.terminals.items()
+    } == dict.fromkeys(seen.runs, 1)
     deltas = [c["delta"] for c in seen.chunks if c["type"] == "text-delta"]
     stored = seen.messages[-1]["parts"]
     said = "".join(p["text"] for p in stored if p["type"] == "text")
     assert "".join(deltas) == seen.text == said
     assert "queues.md:" in said
     assert [m["role"] for m in seen.messages] == ["user", "assistant"]
+    replayed = seen.raw.chunks[REQUEST]
+    assert [json.loads(replayed[n]) for n in range(len(replayed))] == seen.chunks
     assert max(starts(folder).values()) <= 2
     report = examine(str(folder / "data"))
     assert report.ok, report
