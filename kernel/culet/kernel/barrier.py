@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from .ports import TreeStore
 
 _NEVER: Final = 1 << 62  # no slice ends before it
-FLUSH_NS = (
-    3_000_000  # of flushing staged chunks per record; the rest waits for the next
-)
 
 
 @final
@@ -198,7 +195,7 @@ class Barrier:
                 return
 
     async def _record(self) -> None:
-        deadline = time.perf_counter_ns() + FLUSH_NS
+        deadline = time.perf_counter_ns() + int(self.limits.flush_s * 1e9)
         while self.before and time.perf_counter_ns() < deadline:
             fn = next(iter(self.before))
             del self.before[fn]

@@ -3,14 +3,14 @@
 `open_test_kernel` opens a kernel on a store that you may crash at any instant and open
 again, in deterministic time when the test runs on `trio.testing.MockClock`. A crash
 keeps what a record has made durable and nothing else. `Faults` says which commit or
-record of the store fails, or after which commit the process is dead. `ScriptedChild` is
+record of the store fails, or in which of them the process dies. `ScriptedChild` is
 a facet that does what its input says, step by step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, final
 
@@ -89,6 +89,8 @@ class Faults:
         self._commit: tuple[int, type[StorageError], bool] | None = None
         self._record: tuple[int, type[StorageError], bool] | None = None
         self._fuse: int | None = None
+        self._last: tuple[int, bool] | None = None
+        self.on_death: Callable[[], object] | None = None
 
     def fail_commit(
         self, nth: int = 1, error: type[StorageError] = StorageFull, *, stay: bool = False
@@ -106,9 +108,14 @@ class Faults:
         """Let the process be dead after so many more commits, in the middle of a step."""
         self._fuse = self.commits + commits
 
+    def die_in_record(self, nth: int = 1, *, landed: bool = False) -> None:
+        """Let the process die in the n-th record from now, before it is on the disk or
+        (`landed`) after, when nobody has been told yet."""
+        self._last = (self.records + nth, landed)
+
     def heal(self) -> None:
         """Take back what was planned; a death that has happened stands until `crash`."""
-        self._commit = self._record = self._fuse = None
+        self._commit = self._record = self._fuse = self._last = None
 
     def check(self) -> None:
         """Raise when the process is dead: it reads and writes nothing any more."""
@@ -120,8 +127,7 @@ class Faults:
         """Count one commit; raise when it is not to be."""
         self.check()
         if self._fuse is not None and self.commits >= self._fuse:
-            self.dead = True
-            self.check()
+            self._die()
         self.commits += 1
         self._commit = _strike(self._commit, self.commits, "commit")
 
@@ -129,7 +135,20 @@ class Faults:
         """Count one record; raise when it is not to be."""
         self.check()
         self.records += 1
+        if self._last == (self.records, False):
+            self._die()
         self._record = _strike(self._record, self.records, "record")
+
+    def after_record(self) -> None:
+        """A record is on the disk; raise when the process dies before it says so."""
+        if self._last == (self.records, True):
+            self._die()
+
+    def _die(self) -> None:
+        self.dead = True
+        if self.on_death is not None:
+            self.on_death()
+        self.check()
 
 
 def _strike(
@@ -276,6 +295,7 @@ class _FaultyTree:
     def write(self, record: Record) -> None:
         self.faults.before_record()
         self.inner.write(record)
+        self.faults.after_record()
 
     def done(self, record: Record) -> int:
         self.faults.check()
@@ -524,8 +544,9 @@ async def open_test_kernel(
                 yield harness
             finally:
                 with trio.CancelScope(shield=True):
+                    dead = harness.faults.dead  # it could not even stop in order
                     harness.faults.heal()
-                    await harness.close()
+                    await (harness.crash() if dead else harness.close())
     except BaseExceptionGroup as group:
         raise alone(group) from None
 

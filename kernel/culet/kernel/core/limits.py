@@ -29,6 +29,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     database_pages: int = 1 << 20  # quota of one agent's file, pages of 1 KiB
     linger_s: float = 0.005  # between a commit that nobody waits for and its barrier
     slice_s: float = 0.002  # of work in the loop before a checkpoint
+    flush_s: float = 0.003  # of storing staged chunks per record
     segment_bytes: int = 4 << 20  # of the tree log
     checkpoint_frames: int = 1000  # of a WAL: then a checkpoint is wanted
     huge_frames: int = 3000  # of a WAL: never checkpointed in the loop

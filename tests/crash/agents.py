@@ -1,0 +1,197 @@
+"""The agents of the crash scenarios: those of the run machine, and what else they need.
+
+Whatever they do outside is noted in the model, unless the process is dead by then: what
+happens in a dead process has not happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+import trio
+
+from adapters.peer import user
+from culet.adapters import ScriptedModel, Think, tool
+from culet.adapters.model import ToolCall
+from culet.adapters.tooling import ToolContext
+from culet.kernel import Agent, AgentToolRun, Schedule, agent_tool
+from culet.kernel.runs import Detached
+from machines.world import CLASSES, Actor, Model, Root
+
+
+class Noting(Actor):
+    """An agent that writes down what it is told."""
+
+    async def on_start(self, props: Any = None) -> None:
+        self.sql("create table if not exists note (id text primary key, text)")
+
+    async def note(self, key: str, text: str) -> None:
+        self.sql("insert or ignore into note values (?, ?)", key, text)
+
+    async def pair(self, key: str) -> None:
+        """Two rows that are there together or not at all."""
+        with self.transaction():
+            self.sql("insert or ignore into note values (?, 'left')", f"{key}-left")
+            self.sql("insert or ignore into note values (?, 'right')", f"{key}-right")
+
+    async def notes(self) -> list[str]:
+        return [r.id for r in self.sql("select id from note order by id")]
+
+    async def fire(self, payload: Any, schedule: Schedule) -> None:
+        self.sql("insert or ignore into note values (?, 'fired')", payload["what"])
+        await super().fire(payload, schedule)
+
+
+class Kid(Noting):
+    async def below(self, name: str) -> list[str]:
+        return await note_in(self, name)
+
+
+async def note_in(agent: Agent, name: str) -> list[str]:
+    """Get a child, let it note something, and return what it has noted."""
+    kid = await agent.dynamic_agents.get(Kid, name)
+    await kid.note("made", "x")
+    return await kid.notes()
+
+
+class Boss(Noting, Root):
+    async def kid(self, name: str) -> list[str]:
+        return await note_in(self, name)
+
+    async def grandkid(self, name: str, below: str) -> list[str]:
+        return await (await self.dynamic_agents.get(Kid, name)).below(below)
+
+    async def has(self, name: str) -> bool:
+        return self.dynamic_agents.has(Kid, name)
+
+    async def drop(self, name: str) -> None:
+        await self.dynamic_agents.delete(Kid, name)
+
+    async def stop(self, run_id: str) -> list[str]:
+        """Abort the facet of a run: what it owes brings it back."""
+        if not self.dynamic_agents.has("Worker", run_id):
+            return []
+        receipt = await self.dynamic_agents.abort(CLASSES["Worker"], run_id)
+        return [state for _path, state in receipt.nodes]
+
+    async def put(self, value: Any) -> None:
+        self.set_state(value)
+
+    async def look(self) -> Any:
+        return self.state
+
+    async def once(self, seconds: float, what: str) -> str:
+        made = await self.schedule(seconds, "fire", {"what": what}, idempotent=True)
+        return made.id
+
+    async def walk(self, key: str, steps: int) -> str:
+        """Start a fiber that is known by its key, and wait for its end."""
+
+        async def fn() -> None:
+            await self._steps(steps, 0)
+
+        fiber = await self.fibers.start(str(steps), fn, key=key, wait=True)
+        return fiber.status
+
+    async def clear(self) -> int:
+        return await self.runs.clear()
+
+    async def shown(self) -> list[tuple[str, str]]:
+        return [(r.run_id, r.status) for r in self.runs.list()]
+
+    async def send(self, run_id: str, program: list[Any]) -> str:
+        """Start a run that nobody waits for."""
+        run = await self.run_agent_tool(
+            CLASSES["Worker"], program, run_id=run_id,
+            detached=Detached(on_finish="heard"),
+        )  # fmt: skip
+        return run.status
+
+    async def heard(self, run: AgentToolRun) -> None:
+        self.sql("insert or ignore into note values (?, ?)", run.run_id, run.status)
+
+
+class Scribe(Think):
+    """A child that says its input back."""
+
+    def get_model(self) -> Any:
+        return ScriptedModel(lambda r: [r.messages[-1].content])
+
+    def format_agent_tool_input(self, input: Any, request: Any) -> str:  # noqa: A002
+        return str(input["text"])
+
+
+class Thinker(Think):
+    """A chat whose script asks a child, then a tool that may be asked again."""
+
+    model: ClassVar[Model]
+
+    def get_model(self) -> Any:
+        return ScriptedModel(
+            [
+                ["Asking. ", ToolCall(id="c1", name="scribe", input={"text": "seven"})],
+                ["Adding. ", ToolCall(id="c2", name="add", input={"a": 3, "b": 4})],
+                ["It is ", "seven."],
+            ]
+        )
+
+    def get_tools(self) -> dict[str, Any]:
+        return {
+            "scribe": agent_tool(Scribe, description="writes"),
+            "add": tool(self.add, on_uncertain="repeat"),
+        }
+
+    async def add(self, ctx: ToolContext, a: int, b: int) -> int:
+        await self.durable()
+        done = "tool-output-available"
+        finished = any(
+            chunk["type"] == done and chunk["toolCallId"] == ctx.tool_call_id
+            for chunk in await self.told()
+        )
+        self.model.need(not finished, f"a finished call was repeated: {ctx}")
+        self.model.fired[f"add {a} {b}"] += 1
+        return a + b
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Return the chunks of all turns that are stored by now."""
+        slot = self._node.slot
+        rows = self._node.tree.store.agent(slot).execute(
+            "SELECT body FROM main.culet_entry"
+        )
+        return [msgspec.json.decode(row[0]) for row in rows]
+
+    async def submit(self, key: str, text: str) -> str:
+        message = user(f"u-{key}", text)
+        made = await self.submit_messages([message], idempotency_key=key)
+        return made.request_id
+
+    async def ended(self, key: str) -> str:
+        """Wait for the end of a turn that was submitted."""
+        while True:
+            fiber = self.fibers.inspect(key=key)
+            assert fiber is not None
+            if fiber.status != "running":
+                return fiber.status
+            await trio.sleep(0.5)
+
+    async def history(self) -> list[Any]:
+        return [shown(m) for m in self.messages]
+
+    async def asked(self) -> list[tuple[str, str]]:
+        return [(r.agent_type, r.status) for r in self.runs.list()]
+
+
+def shown(message: dict[str, Any]) -> list[Any]:
+    """Return the parts of a message, short."""
+    out: list[Any] = [message["role"]]
+    for part in message["parts"]:
+        if "toolCallId" in part:
+            out.append([part["toolName"], part["state"], part.get("output")])
+        elif "text" in part:
+            out.append(part["text"])
+    return out
+
+
+ROOTS: list[type[Agent]] = [Boss, Thinker]
+FACETS: list[type[Agent]] = [*CLASSES.values(), Kid, Scribe]

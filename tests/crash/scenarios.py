@@ -1,0 +1,206 @@
+"""The scenarios. Each does something by ids of its own, so that it may be asked again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from crash.agents import Thinker
+from crash.story import Scenario, Story
+
+PROGRAM: Final[list[Any]] = [["emit"], ["tool"], ["sleep", 1], ["emit"]]
+NESTED: Final[list[Any]] = [
+    ["emit"],
+    ["nest", "Worker", [["tool"], ["sleep", 2]]],
+    ["emit"],
+]
+HELD: Final[list[Any]] = [["emit"], ["nest", "Worker", [["sleep", 1e9]]]]
+
+
+async def spawn(story: Story) -> Any:
+    return await (await story.boss()).kid("k")
+
+
+async def call(story: Story) -> Any:
+    boss = await story.boss()
+    await story.note("one")
+    await boss.pair("two")
+    story.notes.update(() if story.dead else ("two-left", "two-right"))
+    await story.note("three")
+    return await boss.notes()
+
+
+async def state(story: Story) -> Any:
+    boss = await story.boss()
+    for number in (1, 2, 3):
+        story.states.append({"n": number})
+        await boss.put({"n": number})
+        if not story.dead:
+            story.states[:] = [{"n": number}]
+    return await boss.look()
+
+
+async def schedule(story: Story) -> Any:
+    boss = await story.boss()
+    made = await boss.once(5, "ping")
+    tree = story.test.tree(*story.scenario.root)
+    if tree is not None and not story.dead:
+        story.model.shots[made] = (tree.root_slot, "ping")
+    await trio.sleep(10)
+    return await boss.notes()
+
+
+async def fiber(story: Story) -> Any:
+    return await (await story.boss()).walk("f", 3)
+
+
+async def run(story: Story) -> Any:
+    return story.told("r1", await (await story.boss()).run("Worker", PROGRAM, "r1"))
+
+
+async def nested(story: Story) -> Any:
+    boss = await story.boss()
+    ends: dict[str, str] = {}
+
+    async def ask(run_id: str, program: list[Any]) -> None:
+        status = await boss.run("Worker", program, run_id)
+        ends[run_id] = story.told(run_id, status)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "r1", NESTED)
+        nursery.start_soon(ask, "r2", PROGRAM)
+        nursery.start_soon(ask, "r3", [["emit"], ["raise"]])
+    return sorted(ends.items())
+
+
+async def cancelled(story: Story) -> Any:
+    boss = await story.boss()
+    story.start(lambda: boss.run("Worker", HELD, "r1"))
+    await trio.sleep(1)
+    status = await boss.cancel("r1")
+    if status is None:  # the one who waits for it was not there yet
+        msg = "there is no run"
+        raise AssertionError(msg)
+    return story.told("r1", status)
+
+
+async def cleared(story: Story) -> Any:
+    boss = await story.boss()
+    story.forget("r1")
+    story.forget("r2")
+    await boss.run("Worker", PROGRAM, "r1")
+    story.start(lambda: boss.run("Worker", HELD, "r2"))
+    await trio.sleep(1)
+    await boss.clear()
+    return await boss.shown()
+
+
+async def deleted(story: Story) -> Any:
+    boss = await story.boss()
+    await boss.grandkid("k", "below")
+    tree = story.test.tree(*story.scenario.root)
+    assert tree is not None
+    sql = "SELECT slot FROM node WHERE name IN ('k', 'below') AND state = 'live'"
+    slots = [] if story.dead else [row[0] for row in tree.db.execute(sql)]
+    await boss.drop("k")
+    if not story.dead:
+        story.model.deleted.update(slots)
+    return await boss.has("k")
+
+
+async def aborted(story: Story) -> Any:
+    """What an abort stops is owed, and goes on."""
+    boss = await story.boss()
+    ends: list[str] = []
+
+    async def ask() -> None:
+        ends.append(story.told("r1", await boss.run("Worker", NESTED, "r1")))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        await boss.stop("r1")
+    return ends
+
+
+async def detached(story: Story) -> Any:
+    boss = await story.boss()
+    await boss.send("r1", PROGRAM)
+    for _ in range(60):
+        await trio.sleep(1)
+        if "r1" in await boss.notes():
+            break
+    return [await boss.notes(), await boss.shown()]
+
+
+async def chat(story: Story) -> Any:
+    thinker = await story.test.kernel.get_agent(Thinker, "a")
+    await thinker.submit("k1", "How much?")
+    status = await thinker.ended("k1")
+    return [status, await thinker.history(), await thinker.asked()]
+
+
+async def begun(story: Story) -> None:
+    """A run under way, a fiber, a schedule and a delete: what a crash leaves undone."""
+    boss = await story.boss()
+    await boss.once(4, "later")
+    story.start(lambda: boss.run("Worker", NESTED, "r1"))
+    story.start(lambda: boss.walk("f", 4))
+    await trio.sleep(1)
+
+
+async def reconciled(story: Story) -> Any:
+    boss = await story.boss()
+    status = story.told("r1", await boss.run("Worker", NESTED, "r1"))
+    return [status, await boss.walk("f", 4)]
+
+
+async def evicted(story: Story) -> Any:
+    boss = await story.boss()
+    await boss.kid("k")
+    await story.note("before")
+    await story.test.evict([story.scenario.root])
+    await story.note("after")
+    kid = await boss.kid("k")
+    return [kid, await boss.notes()]
+
+
+async def drained(story: Story) -> Any:
+    boss = await story.boss()
+    await story.note("before")
+    story.start(lambda: boss.run("Worker", NESTED, "r1"))
+    await trio.sleep(1)
+    await story.test.kernel.drain()
+    await story.test.close()
+    await story.reopen()
+    boss = await story.boss()
+    status = story.told("r1", await boss.run("Worker", NESTED, "r1"))
+    return [status, await boss.notes()]
+
+
+SCENARIOS: Final = {
+    s.name: s
+    for s in (
+        Scenario("spawn", spawn),
+        Scenario("call", call),
+        Scenario("state", state),
+        Scenario("schedule", schedule),
+        Scenario("fiber", fiber),
+        Scenario("run", run),
+        Scenario("nested", nested),
+        Scenario("cancelled", cancelled, rests=False),
+        Scenario("cleared", cleared, rests=False),
+        Scenario("deleted", deleted),
+        Scenario("aborted", aborted),
+        Scenario("detached", detached),
+        Scenario("chat", chat, root=("Thinker", "a")),
+        Scenario("reconcile", reconciled, before=begun),
+        Scenario("evicted", evicted),
+        Scenario("drained", drained),
+    )
+}
+LATER: Final = {
+    "upgrade": "`dynamic_agents.upgrade` does not exist yet",
+    "migration": "there is one version of the schema, so nothing migrates yet",
+}
