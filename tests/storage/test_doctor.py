@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from culet.kernel.errors import NotFound, StorageBusy
-from culet.kernel.ports import TreeStore
+from culet.kernel.ports import TreeKey, TreeStore
 from culet.storage import examine
-from culet.storage.store import folder_of
-from storage.driving import KEY, NOTE, add_node, barrier, opened
+from culet.storage.doctor import add_arguments, run
+from culet.storage.doctor_folder import look
+from culet.storage.log import encode_record
+from culet.storage.store import folder_of, tree_folders
+from storage.driving import KEY, NODE, NOTE, add_node, barrier, opened
 
 RUN = (
     "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, status, "
@@ -39,6 +51,9 @@ def healthy(tree: TreeStore) -> None:
     tree.tree.execute(RUN, ("run1",))
     tree.tree.execute(FIBER, ("fiber1", "fiber"))
     tree.tree.execute(FIBER, ("turn1", "turn"))
+    for i in range(2):
+        tree.agent("kid").execute(ENTRY.format(f"'old', {i}, 1, '{{}}'"))
+    tree.tree.execute(ENDED.format(n=2))
     for job in (
         ("kid", "turn", "run1"),
         ("root0", "fiber", "fiber1"),
@@ -49,15 +64,38 @@ def healthy(tree: TreeStore) -> None:
         tree.tree.execute(JOB, job)
 
 
+MORE_ROOTS = NODE.replace("?, ?, 'Supervisor', ?", "'other', NULL, 'Supervisor', 'b'")
+ENDED = (
+    "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, status, "
+    "started_at, completed_at, n) "
+    "VALUES ('root0', 'old', 'kid', 'C', 0, '', 'completed', 1, 2, {n})"
+)
 FAULTS = [
     ("running run", "DELETE FROM main.job WHERE what = 'run1'"),
     ("running fiber", "DELETE FROM main.job WHERE what = 'fiber1'"),
-    ("running run", JOB.replace("?, ?, ?", "'kid', 'turn', 'run1'")),
+    ("has 2 turn jobs", JOB.replace("?, ?, ?", "'kid', 'turn', 'run1'")),
     ("nothing unfinished", JOB.replace("?, ?, ?", "'root0', 'fiber', 'over'")),
-    ("without a live owner", JOB.replace("?, ?, ?", "'below', 'call', 'tick'")),
+    ("call job tick is without a live owner", JOB.replace("?, ?, ?", "'below', 'call', 'tick'")),
+    ("run run1 is without a live owner", "UPDATE main.run SET owner = 'below' WHERE id = 'run1'"),
+    ("fiber turn1 is without a live owner", "UPDATE main.fiber SET owner = 'x' WHERE id = 'turn1'"),
     ("no wipe covers", "DELETE FROM main.job WHERE kind = 'wipe'"),
     ("live node under", "UPDATE main.node SET state = 'live' WHERE slot = 'below'"),
     ("file without a node", "DELETE FROM main.node WHERE slot = 'kid'"),
+    ("more than one root", MORE_ROOTS),
+    ("more than one end", ENDED.format(n=0).replace("'old'", "'run1'").replace("'root0'", "'kid'")),
+    ("ended with 3 entries, its file holds 0", ENDED.format(n=3).replace("'old'", "'new'")),
+    ("trigger run_absorbs", "DROP TRIGGER main.run_absorbs"),
+    ("newer than 1", "PRAGMA main.user_version = 9"),
+    ("due at -5", "UPDATE main.job SET due_at = -5 WHERE what = 'tick'"),
+]  # fmt: skip
+ENTRY = "INSERT INTO main.culet_entry VALUES ({})"
+AGENT_FAULTS = [
+    ("gap", ENTRY.format("'old', 3, 1, '{}'")),
+    ("earlier attempt", ENTRY.format("'old', 2, 0, '{}'")),
+    ("no JSON", ENTRY.format("'old', 2, 1, '{'")),
+    ("value a is no JSON", "UPDATE main.culet_value SET value = 'a' WHERE key = 'a'"),
+    ("trigger culet_entry_keeps", "DROP TRIGGER main.culet_entry_keeps"),
+    ("holds 1", "DELETE FROM main.culet_entry WHERE i = 1"),
 ]
 
 
@@ -65,10 +103,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@contextmanager
+def written(folder: Path) -> Iterator[TreeStore]:
+    """Make a healthy tree; what the block adds becomes durable with its end."""
+    store = opened(str(folder))
+    tree = store.open_tree(KEY, level="power")
+    healthy(tree)
+    store.note_root(TreeKey("Supervisor", "root0"), 0)
+    yield tree
+    barrier(tree)
+    store.close()
+
+
 def test_a_healthy_folder_is_ok_and_stays_as_it_is(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     tree = store.open_tree(KEY, level="power")
     healthy(tree)
+    store.note_root(TreeKey("Supervisor", "root0"), 0)
     barrier(tree)
     tree.tree.execute("DELETE FROM main.job")  # in the WAL only: it never happened
     store.close()
@@ -76,7 +127,7 @@ def test_a_healthy_folder_is_ok_and_stays_as_it_is(tmp_path: Path) -> None:
 
     report = examine(str(tmp_path))
 
-    assert report.ok
+    assert report.ok, report
     assert [(t.root, t.nodes, t.files) for t in report.trees] == [
         ("Supervisor/root0", 4, 3)
     ]
@@ -85,17 +136,62 @@ def test_a_healthy_folder_is_ok_and_stays_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("word", "sql"), FAULTS, ids=[w for w, _ in FAULTS])
 def test_a_broken_rule_is_named(tmp_path: Path, word: str, sql: str) -> None:
-    store = opened(str(tmp_path))
-    tree = store.open_tree(KEY, level="power")
-    healthy(tree)
-    tree.tree.execute(sql)
-    barrier(tree)
-    store.close()
+    with written(tmp_path) as tree:
+        tree.tree.execute(sql)
 
     report = examine(str(tmp_path))
 
     assert not report.ok
-    assert any(word in problem for problem in report.trees[0].problems)
+    assert any(word in problem for problem in report.trees[0].problems), report
+
+
+@pytest.mark.parametrize(
+    ("word", "sql"), AGENT_FAULTS, ids=[w for w, _ in AGENT_FAULTS]
+)
+def test_a_broken_rule_of_an_agent_is_named(
+    tmp_path: Path, word: str, sql: str
+) -> None:
+    with written(tmp_path) as tree:
+        tree.agent("kid").execute(sql)
+
+    [found] = examine(str(tmp_path)).trees
+
+    assert any(word in problem for problem in found.problems), found
+
+
+def test_old_turns_of_a_chat_may_have_dropped_what_they_streamed(
+    tmp_path: Path,
+) -> None:
+    with written(tmp_path) as tree:
+        tree.tree.execute("DELETE FROM main.job WHERE what = 'turn1'")
+        tree.tree.execute(
+            "UPDATE main.fiber SET status = 'completed', completed_at = 2, n = 7 "
+            "WHERE id = 'turn1'"
+        )
+    assert examine(str(tmp_path)).ok
+
+
+def test_a_root_that_is_being_destroyed_owes_nothing(tmp_path: Path) -> None:
+    with written(tmp_path) as tree:
+        tree.tree.execute("UPDATE main.node SET state = 'gone' WHERE parent IS NULL")
+        tree.tree.execute("DELETE FROM main.job")
+
+    [found] = examine(str(tmp_path)).trees
+
+    assert found.problems == []
+    assert "destroyed" in found.notes[0]
+
+
+def test_what_only_a_newer_sqlite_understands_is_no_problem(tmp_path: Path) -> None:
+    with written(tmp_path) as tree:
+        tree.agent("kid").execute("CREATE TABLE t (a, b AS (concat(a, 'x')))")
+        tree.agent("kid").execute("CREATE INDEX i ON t (b)")
+        tree.agent("kid").execute("INSERT INTO t VALUES (1)")
+    [found] = examine(str(tmp_path)).trees
+
+    assert found.problems == []
+    old = sqlite3.sqlite_version_info < (3, 44)
+    assert old == any("is older than the one" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("fault", ["page", "file"])
@@ -131,3 +227,144 @@ def test_an_open_or_a_foreign_folder_is_refused(tmp_path: Path) -> None:
         examine(str(tmp_path))
     store.close()
     assert examine(str(tmp_path)).ok
+
+
+# --- how it was found
+
+
+def test_as_found_tells_what_recovery_will_mend(tmp_path: Path) -> None:
+    with written(tmp_path) as tree:
+        barrier(tree)
+        for number in range(20):
+            tree.agent("kid").execute(NOTE, (f"k{number}", "1"))
+    [folder] = (Path(p) for p in tree_folders(str(tmp_path)))
+    (folder / "stray.db").write_bytes(b"")
+    [segment] = folder.glob("log*")
+    whole = segment.read_bytes().rstrip(b"\0")
+    segment.write_bytes(whole + b"CUL1 half a record")
+
+    [plain] = look(str(tmp_path)).trees
+    [found] = look(str(tmp_path), as_found=True).trees
+
+    assert (plain.notes, plain.problems, found.problems) == ([], [], [])
+    notes = "\n".join(found.notes)
+    for words in (
+        f"the last one is number {found.records}",
+        "ends in a torn record",
+        "stray.db is left over",
+        "kid.db-wal has",
+        "kid.db: recovery brings",
+    ):
+        assert words in notes, notes
+
+
+def test_a_log_with_a_hole_and_one_that_makes_no_sense_are_named(
+    tmp_path: Path,
+) -> None:
+    with written(tmp_path):
+        pass
+    [folder] = (Path(p) for p in tree_folders(str(tmp_path)))
+    [segment] = folder.glob("log*")
+
+    def record(entries: object, low: int) -> bytes:
+        return encode_record(entries, epoch=1, segment=1, lsn=1, low=low, previous=0)[0]  # type: ignore[arg-type]
+
+    for data, words in (
+        (record([("M", ["tree.db"])], 1), "The file tree.db is lost"),
+        (record([("M", ["../x.db"])], 1), "makes no sense"),
+        (record([("D", "x.db")], 1), "makes no sense"),
+        (record([("M", []), ("P", "no.db", 1, [1], b"")], 1), "makes no sense"),
+        (record([("M", []), ("C", "tree.db", "../../x")], 1), "template"),
+        (record([("M", ["kid.db"])], 1), "knows no tree.db"),
+        (record(7, 1), "not a list"),
+        (record(1.5, 1), "cannot be read"),
+    ):
+        segment.write_bytes(data)
+        if words == "The file tree.db is lost":
+            (folder / "tree.db").rename(folder / "kept")
+        [found] = examine(str(tmp_path)).trees
+        if words == "The file tree.db is lost":
+            (folder / "kept").rename(folder / "tree.db")
+        assert any(words in problem for problem in found.problems), found
+    segment.unlink()
+    (folder / "log00000002").write_bytes(
+        encode_record([], epoch=1, segment=2, lsn=2, low=1, previous=0)[0]
+    )
+    [found] = examine(str(tmp_path)).trees
+    assert found.problems == ["Segment 1 of the log is needed and missing."]
+
+
+def test_files_without_a_record_are_named_unless_they_are_just_born(
+    tmp_path: Path,
+) -> None:
+    with written(tmp_path):
+        pass
+    [folder] = (Path(p) for p in tree_folders(str(tmp_path)))
+    [segment] = folder.glob("log*")
+    segment.write_bytes(bytes(4096))
+
+    [young] = examine(str(tmp_path)).trees
+    (folder / "kid.db").write_bytes(bytes(1 << 20))
+    [old] = examine(str(tmp_path)).trees
+
+    assert (young.problems, len(young.notes)) == ([], 1)
+    assert old.problems == ["The log holds no record, and yet there is kid.db."]
+
+
+# --- the command
+
+
+def command(*args: str) -> tuple[int, str, str]:
+    out, errors = io.StringIO(), io.StringIO()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args(args), out, errors), out.getvalue(), errors.getvalue()
+
+
+def test_the_command_tells_and_its_status_says_it_too(tmp_path: Path) -> None:
+    with written(tmp_path):
+        pass
+    status, out, errors = command(str(tmp_path))
+    assert (status, errors) == (0, "")
+    assert out == (
+        "Supervisor/root0: 4 agents, 3 files, 2 records, ok\nnothing is wrong\n"
+    )
+    status, out, _ = command(str(tmp_path), "--json", "--as-found")
+    assert (status, json.loads(out)["ok"]) == (0, True)
+    assert json.loads(out)["trees"][0]["notes"]
+    with written(tmp_path / "bad") as tree:
+        tree.tree.execute("DELETE FROM main.job WHERE what = 'fiber1'")
+    status, out, _ = command(str(tmp_path / "bad"))
+    assert status == 1
+    assert (
+        "  ! tree.db: The running fiber fiber1 of agent root0 has 0 jobs, not one.\n"
+        in out
+    )
+    status, out, errors = command(str(tmp_path / "nothing"))
+    assert (status, out) == (2, "")
+    assert "is not a folder of Culet" in errors
+
+
+ALONE = """
+import sys
+for name in ("apsw", "trio", "msgspec", "hypercorn", "quart", "websockets"):
+    sys.modules[name] = None
+from culet.storage.doctor import main
+status = main(sys.argv[1:])
+assert not [m for m in sys.modules if m.startswith("culet.kernel")]
+sys.exit(status)
+"""
+
+
+def test_the_doctor_needs_nothing_but_the_language(tmp_path: Path) -> None:
+    with written(tmp_path):
+        pass
+    found = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.endswith("nothing is wrong\n")

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-import msgspec
 import trio
 from quart_trio import QuartTrio
 
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
-from culet.storage.doctor import examine
+from culet.storage import doctor
 
 from .app import create_app
 from .demo.cli import add_demo
@@ -136,21 +135,12 @@ def _load(target: str) -> Any:
 
 def _add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check a folder that nobody has open")
-    parser.add_argument("dir", metavar="DIR")
-    parser.add_argument("--json", action="store_true")
+    doctor.add_arguments(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    report = examine(args.dir)
-    if args.json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        for tree in report.trees:
-            state = "ok" if not tree.problems else "; ".join(tree.problems)
-            print(f"{tree.root or tree.folder}: {tree.nodes} agents, {state}")
-        print("nothing is wrong" if report.ok else "problems were found")
-    return 0 if report.ok else EXIT_ERROR
+    return doctor.run(args, sys.stdout, sys.stderr)
 
 
 # Each adds one command, whose `run` default takes the parsed arguments.
