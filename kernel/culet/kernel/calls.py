@@ -45,6 +45,17 @@ UNENCODABLE: typing.Final = (TypeError, ValueError, OverflowError, RecursionErro
 Unicode, a number that is too large, nested too deeply or within itself."""
 
 
+def stored_json(text: str | None) -> Any:
+    """Return what a column of JSON holds; None as well where it cannot be read.
+
+    A row that somebody else has damaged must not hide or stop the others.
+    """
+    try:
+        return None if text is None else msgspec.json.decode(text)
+    except (msgspec.DecodeError, *UNENCODABLE):
+        return None
+
+
 # ---- copying
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 import trio
 
-from .calls import UNENCODABLE
+from .calls import UNENCODABLE, stored_json
 from .core.run import Status
 from .errors import UsageError
 from .node import State
@@ -287,7 +287,9 @@ class Endings:
             return
         sql = "SELECT detached FROM run WHERE owner = ? AND id = ?"
         detached = self.db.execute(sql, (subject.owner, subject.id))[0][0]
-        policy = {} if detached is None else msgspec.json.decode(detached)
+        policy = stored_json(detached)
+        if not isinstance(policy, dict):
+            policy = {}
         if policy.get("on_finish") or policy.get("notify"):
             self.tree.jobs.add(
                 subject.owner, "deliver", subject.id, at=now,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 import trio
 
+from .calls import stored_json
 from .core.run import Status
 from .endings import Ending, Subject, json_text
 from .errors import FacetAborted, NotFound, UsageError
@@ -74,9 +75,9 @@ def to_fiber(row: tuple[Any, ...]) -> FiberRun:
      completed_at) = row  # fmt: skip
     return FiberRun(
         id=fiber_id, kind=kind, name=name, key=key,
-        metadata=None if metadata is None else msgspec.json.decode(metadata),
+        metadata=stored_json(metadata),
         status=status, reason=reason, error=error,
-        result=None if result is None else msgspec.json.decode(result),
+        result=stored_json(result),
         started_at=started_at, completed_at=completed_at,
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ _QUEUE_HEAD: Final = (
 _LANES: Final = f"SELECT DISTINCT owner, lane FROM job WHERE {_FREE}"
 _SLOT: Final = f"SELECT min(due_at) FROM job WHERE {_FREE}"
 _TAKE: Final = (
-    "UPDATE job SET held = ?, attempts = attempts + 1, begun = begun OR kind = 'turn'"
+    "UPDATE job SET held = ?, attempts = min(attempts, 1000000) + 1, begun = begun OR kind = 'turn'"
     f" WHERE id = ? AND {_FREE} RETURNING {_COLUMNS}"
 )
 _INSERT: Final = (
@@ -114,6 +114,21 @@ class Kind(NamedTuple):
     run: Callable[[Taken], Awaitable[bool]]
     exhausted: Callable[[Taken, str], None] | None = None
     deadline: bool = True
+
+
+# What decoding a column of a row may raise that somebody else has written.
+UNREADABLE: Final = (
+    msgspec.DecodeError, UsageError, UnicodeError, RecursionError, OverflowError,
+)  # fmt: skip
+_INSTANT_MAX: Final = 1 << 62
+
+
+def _retry_of(row: JobRow) -> core.Retry | None:
+    """Return the policy of a job; None, the default, also where it cannot be read."""
+    try:
+        return None if row.retry is None else core.decode_retry(row.retry)
+    except UNREADABLE:
+        return None
 
 
 class StartFailed(Exception):
@@ -366,10 +381,20 @@ class Jobs:
             if self.tree.barrier.fenced is None:
                 with suppress(StorageError):  # then it is only released
                     self._failed(taken, error)
+        except Exception as error:  # of its own bookkeeping: its row makes no sense
+            self._unreadable(taken, error)
         finally:
             if not self.tree.closed and self.tree.barrier.fenced is None:
                 self._release(taken)
             self._free(key, taken.token)
+
+    def _unreadable(self, taken: Taken, error: Exception) -> None:
+        """A row that cannot be dealt with rests where it is seen; the others go on."""
+        self.tree.report_job(taken, error)
+        if taken.attempts <= self._attempt_limit(taken):
+            return  # it is released, and due again after its back-off
+        with suppress(StorageError), self.tree.transaction():
+            self._bury(taken, f"{type(error).__name__}: {error}")
 
     async def _handle(self, taken: Taken) -> None:
         row, kind = taken.row, self.kinds[taken.row.kind]
@@ -398,9 +423,8 @@ class Jobs:
                 self._done(taken)
 
     def _attempt_limit(self, taken: Taken) -> int:
-        if taken.row.retry is not None:
-            return core.decode_retry(taken.row.retry).max_attempts
-        return self.tree.kernel.limits.attempts
+        retry = _retry_of(taken.row)
+        return self.tree.kernel.limits.attempts if retry is None else retry.max_attempts
 
     def _done(self, taken: Taken) -> None:
         """Delete the row, or move it to its next tick; guarded by the take."""
@@ -416,7 +440,14 @@ class Jobs:
     def _next_tick(self, taken: Taken, error: str | None) -> None:
         row = taken.row
         assert row.every is not None
-        at = core.after_tick(core.decode_every(row.every), row.at, self.tree.now())
+        try:
+            at = core.after_tick(core.decode_every(row.every), row.at, self.tree.now())
+        except UNREADABLE as broken:
+            self._bury(taken, f"its recurrence cannot be read: {broken}")
+            return
+        if at > _INSTANT_MAX:
+            self._bury(taken, "its next tick is beyond all time")
+            return
         self.db.execute(
             "UPDATE job SET held = NULL, attempts = 0, at = ?, due_at = ?, error = ?"
             " WHERE id = ? AND held = ?",
@@ -450,9 +481,10 @@ class Jobs:
             )
 
     def _back_off(self, taken: Taken) -> int:
-        retry = None if taken.row.retry is None else core.decode_retry(taken.row.retry)
         chance = self.tree.kernel.chance.fraction()
-        return core.next_try(retry, taken.attempts, self.tree.now(), chance)
+        return core.next_try(
+            _retry_of(taken.row), taken.attempts, self.tree.now(), chance
+        )
 
     def _used_up(self, taken: Taken, text: str) -> None:
         row = taken.row
@@ -464,11 +496,14 @@ class Jobs:
             if row.every is not None:
                 self._next_tick(taken, error=text)
             else:
-                self.db.execute(
-                    "UPDATE job SET held = NULL, dead = 1, error = ?"
-                    " WHERE id = ? AND held = ?",
-                    (text, row.id, taken.take),
-                )
+                self._bury(taken, text)
+
+    def _bury(self, taken: Taken, text: str) -> None:
+        """Lay a job where somebody sees it; inside the caller's transaction."""
+        self.db.execute(
+            "UPDATE job SET held = NULL, dead = 1, error = ? WHERE id = ? AND held = ?",
+            (text, taken.row.id, taken.take),
+        )
 
     def _release(self, taken: Taken) -> None:
         """A hold never outlives its task: due again after its back-off."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
-from .calls import UNENCODABLE
+from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
 from .core.limits import DEPTH_MAX
@@ -77,8 +77,7 @@ def to_run(row: tuple[Any, ...]) -> AgentToolRun:
     """Return the public record of a row of `_COLUMNS`."""
     values = list(row)
     for at in _JSON:
-        if values[at] is not None:
-            values[at] = msgspec.json.decode(values[at])
+        values[at] = stored_json(values[at])
     (run_id, cls, status, call, order, display, preview, output, summary, error,
      reason, usage, n, started_at, completed_at) = values  # fmt: skip
     return AgentToolRun(

@@ -15,7 +15,7 @@ from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import Cron, Every, Interval, Retry
 from .errors import CapacityError, UsageError
-from .jobs import JobRow, StartFailed, Taken
+from .jobs import UNREADABLE, JobRow, StartFailed, Taken
 from .node import Ambient, Node
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_schedule(row: JobRow) -> Schedule:
     """Return the public record of a `call` or `queue` job."""
-    every: Every | None = None if row.every is None else core.decode_every(row.every)
+    every: Every | None = None
     error = row.error
+    try:  # listed all the same, or it hides the others
+        every = None if row.every is None else core.decode_every(row.every)
+    except UNREADABLE as broken:
+        error = error or f"its recurrence cannot be read: {broken}"
     try:
         payload = None if row.payload is None else msgspec.json.decode(row.payload)
-    except msgspec.DecodeError as broken:  # listed all the same, or it hides the others
+    except msgspec.DecodeError as broken:
         payload, error = None, error or f"its payload cannot be decoded: {broken}"
     return Schedule(
         id=str(row.id),
