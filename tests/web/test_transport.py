@@ -133,6 +133,16 @@ async def test_bytes_after_an_upgrade_harm_nobody(extra: bytes, path: str) -> No
         stop.set()
 
 
+async def test_a_broken_handshake_is_answered_in_http() -> None:
+    """Found by `fuzz wire`: the protocol hangs up by itself, and then cannot answer."""
+    broken = upgrade().replace(b"Host: x", b"Host x")
+    async with serving() as server, raw(server, broken) as bad:
+        with trio.fail_after(5):
+            assert (await bad.stream.receive_some(100)).startswith(b"HTTP/1.1 400")
+        async with server.connect() as client:
+            await client.hello()
+
+
 async def test_an_upgrade_on_a_kept_alive_connection_harms_nobody() -> None:
     request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with serving() as server, server.connect() as client:

@@ -26,6 +26,10 @@ from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
 
 log = logging.getLogger("culet.web")
 _END: Final = b"\r\n\r\n"
+_BAD: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n"
+    b"Connection: close\r\n\r\nbad request\n"
+)
 
 
 class Head(NamedTuple):
@@ -100,8 +104,7 @@ async def _shake_hands(
     protocol.receive_data(head)
     event = next(iter(protocol.events_received()), None)
     if not isinstance(event, WireRequest):
-        protocol.send_response(protocol.reject(400, "bad request\n"))
-        await _say(stream, protocol)
+        await stream.send_all(_BAD)  # the protocol has hung up and says nothing more
         return None
     request = kernel_request(event)
     refusal = gateway.refuse_upgrade(request)
