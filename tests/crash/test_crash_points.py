@@ -22,6 +22,7 @@ from crash.story import Journal, Point, Scenario, points_of, tell
 
 LONG: Final = bool(os.environ.get("CULET_LONG"))
 SECOND: Final = 5  # second deaths of a scenario in the short form
+SHARES: Final = 8 if LONG else 1  # a test that takes minutes looks like one that hangs
 ON_FILES: Final = 2  # deaths of a scenario on files in the short form
 each = pytest.mark.parametrize("name", SCENARIOS)
 
@@ -69,11 +70,14 @@ def test_a_death_at_any_point_takes_nothing_back(name: str) -> None:
 
 
 @pytest.mark.rule("G-02")
+@pytest.mark.parametrize("share", range(SHARES))
 @each
-def test_a_second_death_at_any_point_of_the_recovery_neither(name: str) -> None:
+def test_a_second_death_at_any_point_of_the_recovery_neither(
+    name: str, share: int
+) -> None:
     scenario = SCENARIOS[name]
     wanted = tell(scenario)
-    for first in some(points_of(wanted.lives[0]), SECOND, name):
+    for first in some(points_of(wanted.lives[0]), SECOND, name)[share::SHARES]:
         recovered = dies(scenario, wanted, [first])
         seconds = points_of(recovered.lives[1])
         for second in some(seconds, 1, f"{name} {first}"):
