@@ -91,6 +91,7 @@ class Faults:
         self._fuse: int | None = None
         self._last: tuple[int, bool] | None = None
         self.on_death: Callable[[], object] | None = None
+        self.on_write: Callable[[str], object] | None = None  # an agent's own SQL
 
     def fail_commit(
         self, nth: int = 1, error: type[StorageError] = StorageFull, *, stay: bool = False
@@ -220,8 +221,11 @@ class _FaultyAgentDb(_FaultyDb):
 
     def user(self, sql: str, params: Sequence[SqlValue], max_rows: int) -> UserRows:
         self.faults.check()
-        if not self.agent.in_user_transaction and _writes(sql):
-            self.faults.before_commit()
+        if _writes(sql):
+            if self.faults.on_write is not None:
+                self.faults.on_write(sql)
+            if not self.agent.in_user_transaction:
+                self.faults.before_commit()
         return self.agent.user(sql, params, max_rows)
 
     def user_begin(self) -> None:

@@ -91,6 +91,7 @@ class AgentMachine(TrioMachine):
                 async with open_test_kernel(
                     roots=self.roots, facets=self.facets, seed=self.scheduler_seed
                 ) as self.client.harness:
+                    self.harness.faults.on_write = self.client.wrote
                     opened.set()
                     await self._over.wait()
             except ChildDidNotStop as error:

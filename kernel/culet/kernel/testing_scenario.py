@@ -28,6 +28,7 @@ A = TypeVar("A", bound=Agent)
 Body = Callable[["Scenario"], Awaitable[None]]
 Classes = Iterable[type[Agent]] | Callable[[], Iterable[type[Agent]]]
 Recall = Callable[[], Awaitable[Mapping[str, Any]]]
+_SQL_SHOWN: Final = 60
 _POINT: Final = re.compile(r"(r?)(\d+)(\+?)")
 
 
@@ -163,6 +164,12 @@ class Client:
         here = trio.lowlevel.current_task()
         return self.harness.faults.dead or here in self._ghosts
 
+    def wrote(self, sql: str) -> None:
+        """An agent writes to its own file: has it the right to?"""
+        why = late(self.harness, cleaning=True)
+        if why is not None:
+            self.ledger.find("late write", " ".join(sql.split())[:_SQL_SHOWN], why)
+
     # ---- tasks that are nobody's
 
     def mark(self) -> None:
@@ -269,6 +276,7 @@ async def _run(body: Body, spec: Spec, point: Point | None, hasty: bool) -> Outc
         ) as harness:  # fmt: skip
             scenario.harness = harness
             faults = harness.faults
+            faults.on_write = scenario.wrote
             base = faults.commits, faults.records
             if point is not None:
                 scenario.plan(point)

@@ -22,8 +22,8 @@ _OPEN: Final = (
     " WHERE dead = 0 AND paused = 0 AND every IS NULL AND due_at <= ?"
 )
 _STATUS: Final = (
-    "SELECT status FROM run WHERE child = ?1 AND id = ?2"
-    " UNION ALL SELECT status FROM fiber WHERE owner = ?1 AND id = ?2"
+    "SELECT status, completed_at FROM run WHERE child = ?1 AND id = ?2"
+    " UNION ALL SELECT status, completed_at FROM fiber WHERE owner = ?1 AND id = ?2"
 )
 _FIRST_STEP_S: Final = 0.25
 _LONGEST_STEP_S: Final = 30.0
@@ -74,11 +74,12 @@ async def statuses(harness: Harness) -> dict[str, str]:
     }
 
 
-def late(harness: Harness) -> str | None:
+def late(harness: Harness, *, cleaning: bool = False) -> str | None:
     """Say why the code that calls this has no right to act any more; None: it has.
 
     An agent that is stopping or was cut off, a run or fiber that was ended by others,
-    a life whose process is dead.
+    a life whose process is dead. With `cleaning` the instant in which a run is ended
+    counts as before: what its code does as it is cancelled, without waiting.
     """
     here = ambient.get()
     if here is None:
@@ -91,7 +92,9 @@ def late(harness: Harness) -> str | None:
     if here.asker is None or node.tree.closed:
         return None
     rows = node.tree.db.execute(_STATUS, (node.slot, here.asker))
-    if rows and rows[0][0] not in ("running", "completed"):
+    if not rows or rows[0][0] in ("running", "completed"):
+        return None
+    if not cleaning or harness.clock.now_ms() > rows[0][1]:
         return f"{here.asker!r} of {node.path_text()} had ended: {rows[0][0]}"
     return None
 
