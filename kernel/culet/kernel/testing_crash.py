@@ -35,7 +35,7 @@ class Found(msgspec.Struct, frozen=True):
         if point is None:
             lines.append("    without any crash")
         else:
-            more = f" (and at {self.points - 1} more points)" if self.points > 1 else ""
+            more = f" (and at {self.points - 1} more)" if self.points > 1 else ""
             where = self.first.place
             lines.append(f"    when the process stops {point.says()}, at {where}{more}")
             lines.append(f"    repeat: {repeat(point)}")
