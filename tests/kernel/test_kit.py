@@ -13,7 +13,15 @@ from culet.kernel import Agent, Chunk, Turn
 from culet.kernel.errors import UsageError
 from culet.kernel.testing_crash import explore
 from culet.kernel.testing_ledger import Ledger
-from culet.kernel.testing_scenario import Client, Point, Scenario, Spec, run_scenario
+from culet.kernel.testing_scenario import (
+    Client,
+    Point,
+    Scenario,
+    Spec,
+    parse_points,
+    points_text,
+    run_scenario,
+)
 
 pytest_plugins = ["pytester"]
 
@@ -79,6 +87,12 @@ def test_an_end_that_was_told_must_be_the_rows() -> None:
 def test_a_point_reads_what_it_writes(text: str) -> None:
     assert str(Point.parse(text)) == text
     assert Point.parse(text).says()
+
+
+def test_deaths_in_a_row_are_read_and_written() -> None:
+    points = parse_points("7,r2+")
+    assert points == (Point("commit", 7), Point("landed", 2))
+    assert points_text(points) == "7,r2+"
 
 
 @pytest.mark.parametrize("text", ["", "0", "r0", "3+", "x", "r", "-1", "1 2"])
@@ -200,10 +214,11 @@ def test_the_same_point_twice_is_the_same_run() -> None:
         clerk = await scenario.get(Clerk, "c")
         await clerk.begin("r", "clean")
 
-    point = Point("commit", 6)
-    first = run_scenario(body, SPEC, point)
-    assert first.reached
-    assert first == run_scenario(body, SPEC, point)
+    for text in ("6", "r2", "r2+", "6,2"):
+        points = parse_points(text)
+        first = run_scenario(body, SPEC, points)
+        assert first.reached, text
+        assert first == run_scenario(body, SPEC, points)
 
 
 # ---- the plugin

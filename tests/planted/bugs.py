@@ -189,6 +189,46 @@ def begun_and_stopped(cls: type[Agent]) -> Body:
     return body
 
 
+# ---- beside the five: what is owed is forgotten before it is done, by recovery only
+
+
+class Outbox(World):
+    async def on_start(self) -> None:
+        self.sql("CREATE TABLE IF NOT EXISTS mail (key TEXT UNIQUE, owed INT)")
+        owed = [r.key for r in self.sql("SELECT key FROM mail WHERE owed")]
+        for key in owed:
+            self.recover(key)
+
+    def recover(self, key: str) -> None:
+        self.spawn(self.deliver, key)
+
+    async def send(self, key: str) -> None:
+        if not self.sql("SELECT 1 FROM mail WHERE key = ?", key):
+            self.sql("INSERT INTO mail VALUES (?, 1)", key)
+            await self.durable()
+            await self.deliver(key)
+
+    async def deliver(self, key: str) -> None:
+        await trio.sleep(1)
+        if not self.outside.done("mail", key):
+            self.outside.effect("mail", key)
+        self.sql("UPDATE mail SET owed = 0 WHERE key = ?", key)
+
+
+class OutboxHasty(Outbox):
+    def recover(self, key: str) -> None:
+        self.sql("UPDATE mail SET owed = 0 WHERE key = ?", key)
+        super().recover(key)
+
+
+def one_mail(cls: type[Outbox]) -> Body:
+    async def body(scenario: Scenario) -> None:
+        World.outside = scenario
+        await (await scenario.get(cls, "o")).send("m1")
+
+    return body
+
+
 FACETS: dict[str, type[Agent]] = {
     cls.__name__: cls
     for cls in (Till, TillForgetful, Frail, Nurse, NurseLeaky, Poster, PosterStubborn)
@@ -214,4 +254,8 @@ BUGS = (
         "late write", "mail 'r1'", on(Parent, effects={"mail": "at_most_once"}),
         begun_and_stopped(PosterStubborn), begun_and_stopped(Poster),
     ),
+)  # fmt: skip
+TWICE = Planted(
+    "lost effect", "mail 'm1'", on(Outbox, OutboxHasty),
+    one_mail(OutboxHasty), one_mail(Outbox),
 )  # fmt: skip

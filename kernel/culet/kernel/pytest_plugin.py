@@ -1,5 +1,5 @@
 """The pytest plugin: `@pytest.mark.culet_scenario`, the fixture `scenario`, and the
-options `--culet-crash` and `--culet-crash-at POINT`.
+options `--culet-crash`, `--culet-crash-twice` and `--culet-crash-at POINT`.
 
 A marked async test runs once, in virtual time, like any other test. With
 `--culet-crash` it runs once more for each commit and record in which its process may
@@ -32,7 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--culet-crash-at",
         metavar="POINT",
-        help="stop each culet scenario at one point only: 7, r3 or r3+",
+        help="stop each culet scenario at one point only: 7, r3, r3+, or 7,2",
+    )
+    group.addoption(
+        "--culet-crash-twice",
+        action="store_true",
+        help="as --culet-crash, and the next life is stopped everywhere as well",
     )
 
 
@@ -92,7 +97,7 @@ def _run(
     body: Callable[[Any], Any],
 ) -> None:
     from .testing_crash import explore
-    from .testing_scenario import Point, Spec, run_scenario
+    from .testing_scenario import Spec, parse_points, run_scenario
 
     if marker.args:
         pytest.fail(f"{MARK} takes keyword arguments only", pytrace=False)
@@ -102,12 +107,14 @@ def _run(
         pytest.fail(f"{MARK}: {why}", pytrace=False)
     spec = Spec(**marker.kwargs)
     at = config.getoption("--culet-crash-at")
-    if at is None and not config.getoption("--culet-crash"):
+    twice = bool(config.getoption("--culet-crash-twice"))
+    if at is None and not (twice or config.getoption("--culet-crash")):
         findings = run_scenario(body, spec).findings
         if findings:
             pytest.fail("\n".join(map(str, findings)), pytrace=False)
         return
-    report = explore(body, spec, None if at is None else Point.parse(at))
+    only = None if at is None else parse_points(at)
+    report = explore(body, spec, only, depth=2 if twice else 1)
     config.stash[_TRIED].append((item.nodeid, report.points))
     if report.found:
         pytest.fail(report.text(functools.partial(_command, item)), pytrace=False)
@@ -115,8 +122,10 @@ def _run(
         pytest.fail(f"{item.nodeid} has no point {at}", pytrace=False)
 
 
-def _command(item: pytest.Item, point: object) -> str:
-    return f"pytest {shlex.quote(item.nodeid)} --culet-crash-at {point}"
+def _command(item: pytest.Item, points: Any) -> str:
+    from .testing_scenario import points_text
+
+    return f"pytest {shlex.quote(item.nodeid)} --culet-crash-at {points_text(points)}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ from typing import Final, final
 import msgspec
 
 from .testing_ledger import Finding, Ledger
-from .testing_scenario import Body, Outcome, Point, Spec, run_scenario
+from .testing_scenario import Body, Outcome, Point, Points, Spec, run_scenario
 
 log: Final = logging.getLogger("culet.kernel")
 
@@ -28,60 +28,75 @@ class Found(msgspec.Struct, frozen=True):
     first: Outcome
     points: int
 
-    def text(self, repeat: Callable[[Point], str]) -> str:
-        """Return the three lines of a report; `repeat` makes the command."""
+    def text(self, repeat: Callable[[Points], str]) -> str:
+        """Return the lines of a report; `repeat` makes the command."""
         lines = [str(self.finding)]
-        point = self.first.point
-        if point is None:
+        points = self.first.points
+        if not points:
             lines.append("    without any crash")
         else:
+            where = ", and the next one ".join(p.says() for p in points)
             more = f" (and at {self.points - 1} more)" if self.points > 1 else ""
-            where = self.first.place
-            lines.append(f"    when the process stops {point.says()}, at {where}{more}")
-            lines.append(f"    repeat: {repeat(point)}")
+            lines.append(
+                f"    when the process stops {where}, at {self.first.place}{more}"
+            )
+            lines.append(f"    repeat: {repeat(points)}")
         return "\n".join(lines)
 
 
 @final
 class Report(msgspec.Struct, frozen=True):
-    """What an exploration found; `points` is how often the process was stopped."""
+    """What an exploration found; `points` is at how many points a process stopped."""
 
     points: int
     found: tuple[Found, ...]
 
-    def text(self, repeat: Callable[[Point], str]) -> str:
+    def text(self, repeat: Callable[[Points], str]) -> str:
         """Return the report for people."""
-        broken = (
-            "1 broken promise"
-            if len(self.found) == 1
-            else f"{len(self.found)} broken promises"
-        )
+        count = len(self.found)
+        broken = "1 broken promise" if count == 1 else f"{count} broken promises"
         head = f"{broken}; {self.points} crash points tried"
         return "\n".join([head, *(f.text(repeat) for f in self.found)])
 
 
-def explore(body: Body, spec: Spec, only: Point | None = None) -> Report:
+def explore(
+    body: Body, spec: Spec, only: Points | None = None, *, depth: int = 1
+) -> Report:
     """Stop the scenario's process at each of its points, or at one, and judge.
 
-    Raises what the scenario raises when nothing crashes.
+    With `depth` 2 the next life is stopped at each of its points as well. Raises what
+    the scenario raises when nothing crashes.
     """
     with _silent():
         calm = run_scenario(body, spec)
         outcomes = [calm]
-        for point in points_of(calm) if only is None else [only]:
+        todo = [only] if only else [(p,) for p in points_of(calm.lives[0])]
+        while todo:
+            points = todo.pop(0)
             for hasty in (False, True):
-                outcome = run_scenario(body, spec, point, hasty=hasty)
-                if outcome.reached:
-                    outcomes.append(_judged(outcome, calm, spec))
-    points = {outcome.point for outcome in outcomes} - {None}
-    return Report(len(points), tuple(_smallest(outcomes)))
+                outcome = run_scenario(body, spec, points, hasty=hasty)
+                if not outcome.reached:
+                    continue
+                outcomes.append(_judged(outcome, calm, spec))
+                if not (hasty or only) and len(points) < depth and _left(outcome):
+                    following = points_of(outcome.lives[len(points)])
+                    todo += [(*points, p) for p in following]
+    tried = {outcome.points for outcome in outcomes if outcome.points}
+    return Report(len(tried), tuple(_smallest(outcomes)))
 
 
-def points_of(calm: Outcome) -> Iterator[Point]:
-    """Return each point of a run that did not crash."""
-    for number in range(1, calm.commits + 1):
+def _left(outcome: Outcome) -> bool:
+    """Whether the last death left anything: else the next life is the first one again."""
+    lost = outcome.points[-1].kind == "record"
+    return outcome.lives[len(outcome.points) - 1][1] > int(lost)
+
+
+def points_of(life: tuple[int, int]) -> Iterator[Point]:
+    """Return each point of a life that made so many commits and records."""
+    commits, records = life
+    for number in range(1, commits + 1):
         yield Point("commit", number)
-    for number in range(1, calm.records + 1):
+    for number in range(1, records + 1):
         yield Point("record", number)
         yield Point("landed", number)
 
@@ -97,22 +112,22 @@ def _judged(outcome: Outcome, calm: Outcome, spec: Spec) -> Outcome:
 
 def _smallest(outcomes: Iterable[Outcome]) -> list[Found]:
     found: dict[tuple[str, str], Found] = {}
-    points: dict[tuple[str, str], set[Point | None]] = {}
+    points: dict[tuple[str, str], set[Points]] = {}
     for outcome in sorted(outcomes, key=_order):
         for finding in outcome.findings:
             key = finding.kind, finding.what
             if key not in found:
                 found[key] = Found(finding, outcome, 0)
-            points.setdefault(key, set()).add(outcome.point)
+            points.setdefault(key, set()).add(outcome.points)
     return [msgspec.structs.replace(f, points=len(points[k])) for k, f in found.items()]
 
 
-def _order(outcome: Outcome) -> tuple[int, int, int]:
+def _order(outcome: Outcome) -> tuple[int, list[tuple[int, int]], list[int]]:
     """In the order of time; a lost commit before a lost record at the same instant."""
-    if outcome.point is None:
-        return -1, 0, 0
     kinds = ("commit", "record", "landed")
-    return outcome.commits, outcome.records, kinds.index(outcome.point.kind)
+    deaths = len(outcome.points)
+    kind = [kinds.index(p.kind) for p in outcome.points]
+    return deaths, list(outcome.lives[:deaths]), kind
 
 
 @contextmanager

@@ -70,6 +70,21 @@ class Point(NamedTuple):
                 return f"after record {self.number}, which nobody was told of"
 
 
+Points = tuple[
+    Point, ...
+]  # deaths in a row, each counted from the beginning of its life
+
+
+def parse_points(text: str) -> Points:
+    """Read `7`, or `7,2`: the second is counted in the life after the first."""
+    return tuple(map(Point.parse, text.split(",")))
+
+
+def points_text(points: Points) -> str:
+    """Write what `parse_points` reads."""
+    return ",".join(map(str, points))
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What a scenario runs on; the arguments of the marker `culet_scenario`.
 
@@ -92,16 +107,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: whether the point was reached and where, and what was found.
+    """One run: whether its points were reached and where, and what was found.
 
-    `commits` and `records` are counted to the death, or to the end without one.
+    `lives` says of each life how many commits and records it made, to its end.
     """
 
-    point: Point | None
+    points: Points
     reached: bool
     place: str
-    commits: int
-    records: int
+    lives: tuple[tuple[int, int], ...]
     findings: tuple[Finding, ...]
     effects: dict[tuple[str, str], int]
 
@@ -204,6 +218,7 @@ class Scenario(Client):
         self.spec = spec
         self.place = ""
         self.died = False
+        self.deaths = 0
         self._recall: Recall | None = None
         self._asking: trio.CancelScope | None = None
 
@@ -217,6 +232,7 @@ class Scenario(Client):
     def on_death(self) -> None:
         """The process stops now, in the middle of a step."""
         self.died = True
+        self.deaths += 1
         self.place = place()
         if self._asking is not None:
             self._asking.cancel()
@@ -265,36 +281,51 @@ class Scenario(Client):
         return not self.harness.faults.dead
 
 
-async def _run(body: Body, spec: Spec, point: Point | None, hasty: bool) -> Outcome:
+async def _run(body: Body, spec: Spec, points: Points, hasty: bool) -> Outcome:
     scenario = Scenario(spec)
     scenario.mark()
-    commits = records = 0
+    lives: list[tuple[int, int]] = []
     try:
         async with open_test_kernel(
             roots=_classes(spec.roots), facets=_classes(spec.facets), seed=spec.seed,
             idle_s=spec.idle_s, abort_grace_s=spec.abort_grace_s, limits=spec.limits,
         ) as harness:  # fmt: skip
             scenario.harness = harness
-            faults = harness.faults
-            faults.on_write = scenario.wrote
-            base = faults.commits, faults.records
-            if point is not None:
-                scenario.plan(point)
-            await scenario.ask(body)
-            commits, records = faults.commits - base[0], faults.records - base[1]
-            if scenario.died:
-                await scenario.resurrect()
-                if not hasty:
-                    await scenario.rest()
-                await scenario.ask(body)
+            harness.faults.on_write = scenario.wrote
+            await _live(scenario, body, points, lives, hasty=hasty)
     except ChildDidNotStop as error:
         scenario.ledger.find("leaked task", str(error), "it does not stop")
     scenario.leaked()
     return Outcome(
-        point=point, reached=scenario.died, place=scenario.place, commits=commits,
-        records=records, findings=tuple(scenario.ledger.findings.values()),
+        points=points, reached=scenario.deaths == len(points), place=scenario.place,
+        lives=tuple(lives), findings=tuple(scenario.ledger.findings.values()),
         effects=dict(scenario.ledger.effects),
     )  # fmt: skip
+
+
+async def _live(
+    scenario: Scenario,
+    body: Body,
+    points: Points,
+    lives: list[tuple[int, int]],
+    *,
+    hasty: bool,
+) -> None:
+    """One life after the other, until one recovers and is asked again in peace."""
+    faults = scenario.harness.faults
+    for number in range(len(points) + 1):
+        if number > 0:
+            if not faults.dead:
+                return  # a point that is not there
+            await scenario.resurrect()
+        before = faults.commits, faults.records
+        if number < len(points):
+            scenario.plan(points[number])
+        if number > 0 and not hasty:
+            await scenario.rest()
+        if not faults.dead:
+            await scenario.ask(body)
+        lives.append((faults.commits - before[0], faults.records - before[1]))
 
 
 def _classes(given: Any) -> list[type[Agent]]:
@@ -302,9 +333,9 @@ def _classes(given: Any) -> list[type[Agent]]:
 
 
 def run_scenario(
-    body: Body, spec: Spec, point: Point | None = None, *, hasty: bool = False
+    body: Body, spec: Spec, points: Points = (), *, hasty: bool = False
 ) -> Outcome:
-    """Run a scenario once in virtual time, from an empty store, dying at `point`.
+    """Run a scenario once in virtual time, from an empty store, dying at `points`.
 
     A `hasty` client asks again at once after the crash, while the kernel recovers; one
     that is not lets it come to rest and reads what it was told first.
@@ -313,7 +344,7 @@ def run_scenario(
     """
     seed_scheduler(spec.seed)
     clock = trio.testing.MockClock(autojump_threshold=0)
-    return trio.run(_run, body, spec, point, hasty, clock=clock)
+    return trio.run(_run, body, spec, points, hasty, clock=clock)
 
 
 def seed_scheduler(seed: int) -> None:
