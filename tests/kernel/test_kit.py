@@ -271,7 +271,7 @@ def test_the_report_ends_in_a_command_that_repeats_it(
         [
             "1 broken promise; * crash points tried",
             "duplicated effect: charge 'o1': done 2 times, declared exactly_once",
-            "*when the process stops in commit *, at test_shop.py:14 in Shop.buy*",
+            "*stops in commit *, at test_shop.py:14 in Shop.buy, after effect charge*",
             "*repeat: pytest test_shop.py::test_buy --culet-crash-at *",
         ]
     )

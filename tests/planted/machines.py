@@ -55,3 +55,7 @@ class TillMachine(AgentMachine):
 
 class ForgetfulMachine(TillMachine):
     till = "TillForgetful"
+
+
+class LeakyMachine(TillMachine):
+    till = "NurseLeaky"

@@ -46,6 +46,7 @@ class Ledger:
         self.tells: dict[str, Any] = {}
         self.ends: dict[str, str] = {}
         self.findings: dict[tuple[Kind, str], Finding] = {}
+        self.last = ""  # what was noted last, for reports
 
     def find(self, kind: Kind, what: str, how: str) -> None:
         """Keep one finding; the first of a kind about a thing stays."""
@@ -56,6 +57,7 @@ class Ledger:
     def act(self, name: str, key: str) -> None:
         """Something was done outside."""
         self.effects[name, key] += 1
+        self.last = f"effect {name} {key!r}"
         count, promise = self.effects[name, key], self.promise(name)
         if count > 1 and promise != "at_least_once":
             how = f"done {count} times, declared {promise}"
@@ -67,6 +69,7 @@ class Ledger:
 
     def tell(self, key: str, value: Any) -> None:
         """The client was told a value; the first one binds."""
+        self.last = f"told {key!r}"
         before = self.tells.setdefault(key, value)
         if before != value:
             self.find("lost event", key, f"told {before!r}, and later {value!r}")
@@ -75,6 +78,7 @@ class Ledger:
         """The client was told how a run ended; `running` is no end."""
         if status == "running":
             return
+        self.last = f"ended {run_id!r}"
         before = self.ends.setdefault(run_id, status)
         if before != status:
             self.find("wrong terminal", run_id, f"told {before}, and later {status}")

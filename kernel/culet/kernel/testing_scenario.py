@@ -233,7 +233,8 @@ class Scenario(Client):
         """The process stops now, in the middle of a step."""
         self.died = True
         self.deaths += 1
-        self.place = place()
+        last = self.ledger.last
+        self.place = f"{place()}, after {last}" if last else place()
         if self._asking is not None:
             self._asking.cancel()
 
