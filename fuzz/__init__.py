@@ -1,1 +1,1 @@
-"""The state machines of the tests, run open-ended."""
+"""Machines and small targets, run open-ended: see `python -m fuzz --help`."""

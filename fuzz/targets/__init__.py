@@ -1,0 +1,1 @@
+"""One file each: its first sentence is the one invariant that it attacks."""
