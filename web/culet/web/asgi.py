@@ -55,6 +55,24 @@ def raw_path(scope: Scope) -> str:
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
+NEEDS_TRIO: Final = (
+    "this app runs on trio: start it with `hypercorn --worker-class trio`"
+)
+
+
+async def _refuse_loop(scope: Scope, receive: Receive, send: Send) -> None:
+    """Under another event loop nothing can work: end the start, or say so."""
+    kind = scope["type"]
+    await receive()
+    if kind == "lifespan":
+        await send({"type": "lifespan.startup.failed", "message": NEEDS_TRIO})
+    elif kind == "websocket":
+        await send({"type": "websocket.close", "code": 1011, "reason": NEEDS_TRIO})
+    else:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": NEEDS_TRIO.encode()})
+
+
 @final
 class AgentSockets:
     """ASGI middleware: WebSockets on agents' paths become sessions, all else is the app's.
@@ -68,6 +86,9 @@ class AgentSockets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
+        if not trio.lowlevel.in_trio_run():
+            await _refuse_loop(scope, receive, send)
+            return
         if scope["type"] == "http":
             await self._app(scope, receive, finishing(send))
             return

@@ -23,7 +23,7 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import wrap_app
+from hypercorn.utils import LifespanFailureError, wrap_app
 from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
@@ -49,16 +49,31 @@ async def serve(
 
     `bind` is HOST:PORT, port 0 for any; `task_status.started` gets the URL. Returns when
     clients were told and open requests had a moment to finish. Raises `UsageError` for
-    an address that cannot be had.
+    an address that cannot be had and for an app that does not start.
     """
     gateways = gateways_of(app)
     host, port = split_bind(bind)
     listeners = await _listen(host, port)
     try:
         await _Server(app, gateways).run(listeners, host, task_status)
+    except BaseExceptionGroup as group:
+        why = _why_not_started(group)
+        if why is None:
+            raise
+        raise UsageError(f"the app does not start: {why}") from None
     finally:
         for listener in listeners:
             listener.socket.close()
+
+
+def _why_not_started(error: BaseException) -> str | None:
+    """Return what the app said when it failed to start, out of hypercorn's error."""
+    if isinstance(error, BaseExceptionGroup):
+        found = (_why_not_started(inner) for inner in error.exceptions)
+        return next((why for why in found if why is not None), None)
+    if isinstance(error, LifespanFailureError):
+        return str(error).partition(". ")[2].strip("'\"") or "its start-up failed"
+    return None
 
 
 def split_bind(bind: str) -> tuple[str, int]:
