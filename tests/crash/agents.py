@@ -6,6 +6,8 @@ happens in a dead process has not happened.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,9 +17,9 @@ from adapters.peer import user
 from culet.adapters import ScriptedModel, Think, tool
 from culet.adapters.model import ToolCall
 from culet.adapters.tooling import ToolContext
-from culet.kernel import Agent, AgentToolRun, Schedule, agent_tool
+from culet.kernel import Agent, AgentToolRun, Chunk, Schedule, Turn, agent_tool
 from culet.kernel.runs import Detached
-from machines.world import CLASSES, Actor, Model, Root
+from machines.world import CLASSES, Actor, Model, Root, Worker
 
 
 class Noting(Actor):
@@ -38,6 +40,23 @@ class Noting(Actor):
     async def notes(self) -> list[str]:
         return [r.id for r in self.sql("select id from note order by id")]
 
+    async def once(self, seconds: float, what: str) -> str:
+        made = await self.schedule(seconds, "fire", {"what": what}, idempotent=True)
+        return made.id
+
+    async def send(self, run_id: str, program: list[Any]) -> str:
+        """Start a run that nobody waits for."""
+        run = await self.run_agent_tool(
+            CLASSES["Worker"], program, run_id=run_id,
+            detached=Detached(on_finish="heard"),
+        )  # fmt: skip
+        return run.status
+
+    async def heard(self, run: AgentToolRun) -> None:
+        """Called with the end of a detached run, in the place of the hook."""
+        await self.on_agent_tool_finish(run)
+        self.sql("insert or ignore into note values (?, ?)", run.run_id, run.status)
+
     async def fire(self, payload: Any, schedule: Schedule) -> None:
         self.sql("insert or ignore into note values (?, 'fired')", payload["what"])
         await super().fire(payload, schedule)
@@ -55,6 +74,19 @@ async def note_in(agent: Agent, name: str) -> list[str]:
     return await kid.notes()
 
 
+class Frail(Worker):
+    """A child whose code must not run twice."""
+
+    resumable = False
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        again = turn.request_id in self.model.begun
+        self.model.need(not again, f"what cannot go on ran twice: {turn.request_id}")
+        async with aclosing(super().on_turn(turn)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
 class Boss(Noting, Root):
     async def kid(self, name: str) -> list[str]:
         return await note_in(self, name)
@@ -64,6 +96,16 @@ class Boss(Noting, Root):
 
     async def has(self, name: str) -> bool:
         return self.dynamic_agents.has(Kid, name)
+
+    async def busy_kid(self, name: str) -> None:
+        """Let a child owe something, and run something."""
+        kid = await self.dynamic_agents.get(Kid, name)
+        await kid.once(4, "ping")
+        await kid.send("inner", [["emit"], ["sleep", 3]])
+
+    async def once_only(self, run_id: str, program: list[Any]) -> str:
+        run = await self.run_agent_tool(Frail, program, run_id=run_id)
+        return run.status
 
     async def drop(self, name: str) -> None:
         await self.dynamic_agents.delete(Kid, name)
@@ -81,10 +123,6 @@ class Boss(Noting, Root):
     async def look(self) -> Any:
         return self.state
 
-    async def once(self, seconds: float, what: str) -> str:
-        made = await self.schedule(seconds, "fire", {"what": what}, idempotent=True)
-        return made.id
-
     async def walk(self, key: str, steps: int) -> str:
         """Start a fiber that is known by its key, and wait for its end."""
 
@@ -99,17 +137,6 @@ class Boss(Noting, Root):
 
     async def shown(self) -> list[tuple[str, str]]:
         return [(r.run_id, r.status) for r in self.runs.list()]
-
-    async def send(self, run_id: str, program: list[Any]) -> str:
-        """Start a run that nobody waits for."""
-        run = await self.run_agent_tool(
-            CLASSES["Worker"], program, run_id=run_id,
-            detached=Detached(on_finish="heard"),
-        )  # fmt: skip
-        return run.status
-
-    async def heard(self, run: AgentToolRun) -> None:
-        self.sql("insert or ignore into note values (?, ?)", run.run_id, run.status)
 
 
 class Scribe(Think):
@@ -194,4 +221,4 @@ def shown(message: dict[str, Any]) -> list[Any]:
 
 
 ROOTS: list[type[Agent]] = [Boss, Thinker]
-FACETS: list[type[Agent]] = [*CLASSES.values(), Kid, Scribe]
+FACETS: list[type[Agent]] = [Worker, Frail, Kid, Scribe]

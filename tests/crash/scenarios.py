@@ -59,6 +59,12 @@ async def run(story: Story) -> Any:
     return story.told("r1", await (await story.boss()).run("Worker", PROGRAM, "r1"))
 
 
+async def frail(story: Story) -> Any:
+    """Completed or interrupted, but never done twice."""
+    boss = await story.boss()
+    return story.told("r1", await boss.once_only("r1", PROGRAM)) != "error"
+
+
 async def nested(story: Story) -> Any:
     boss = await story.boss()
     ends: dict[str, str] = {}
@@ -99,6 +105,7 @@ async def cleared(story: Story) -> Any:
 async def deleted(story: Story) -> Any:
     boss = await story.boss()
     await boss.grandkid("k", "below")
+    await boss.busy_kid("k")
     tree = story.test.tree(*story.scenario.root)
     assert tree is not None
     sql = "SELECT slot FROM node WHERE name IN ('k', 'below') AND state = 'live'"
@@ -188,6 +195,7 @@ SCENARIOS: Final = {
         Scenario("schedule", schedule),
         Scenario("fiber", fiber),
         Scenario("run", run),
+        Scenario("frail", frail),
         Scenario("nested", nested),
         Scenario("cancelled", cancelled, rests=False),
         Scenario("cleared", cleared, rests=False),

@@ -3,6 +3,7 @@ recovers, and is asked again; after each of these everything that was promised h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -80,6 +81,7 @@ class Story:
         self.model = Actor.model = Thinker.model = Model()
         self.notes: set[str] = set()  # acknowledged
         self.states: list[Any] = [None]  # one of them is what there is
+        self.said: dict[str, dict[str, None]] = {}  # chunks of chats that left
         self.journal = Journal()
         self.nursery: trio.Nursery
         self._open = True
@@ -256,6 +258,11 @@ class Story:
         if tree is None:
             return
         for peer, last in self._clients.items():
+            for request_id, body in filter(None, map(said, peer.out)):
+                self.said.setdefault(request_id, {})[body] = None
+            for state in filter(None, map(state_of, peer.out)):
+                if state in self.states:  # whoever saw it will not see an older one
+                    del self.states[: self.states.index(state)]
             for frame in filter(None, map(decoded, peer.out)):
                 run_id, number = frame["event"]["runId"], frame["sequence"]
                 if run_id in self._cleared:
@@ -283,6 +290,11 @@ class Story:
         for slot in self.model.deleted:
             assert not tree.is_live_slot(slot), "a deleted agent is back"
         published_stays(tree, self.model)
+        file = tree.store.agent(tree.root_slot)
+        for request_id, bodies in self.said.items():
+            sql = "SELECT body FROM main.culet_entry WHERE stream = ?"
+            stored = {row[0] for row in file.execute(sql, (request_id,))}
+            assert bodies.keys() <= stored, f"taken back: {bodies.keys() - stored}"
 
     async def _promises(self, tree: Tree) -> None:
         for shot, (slot, what) in self.model.shots.items():
@@ -294,8 +306,30 @@ class Story:
         boss = await self.boss()
         missing = self.notes - set(await boss.notes())
         assert not missing, f"acknowledged and lost: {missing}"
+        cleared = {(tree.root_slot, run_id) for run_id in self._cleared}
+        sql = (
+            "SELECT owner, id, status FROM run WHERE owner = ? AND status <> 'running'"
+        )
+        for owner, run_id, status in tree.db.execute(sql, (tree.root_slot,)):
+            heard = self.model.hooks[owner, run_id, status]
+            assert heard or (owner, run_id) in cleared, f"no hook for {run_id} {status}"
         state = await boss.look()
         assert state in self.states, f"state is {state}, not one of {self.states}"
+
+
+def said(text: str | bytes) -> tuple[str, str] | None:
+    """Return request and chunk of a frame of a chat."""
+    if not isinstance(text, str) or '"cf_agent_use_chat_response"' not in text:
+        return None
+    frame = json.loads(text)
+    return (frame["id"], frame["body"]) if frame["body"] else None
+
+
+def state_of(text: str | bytes) -> Any:
+    """Return the state of a frame that tells one."""
+    if not isinstance(text, str) or not text.startswith("{"):
+        return None
+    return json.loads(text).get("state")
 
 
 def owed(tree: Tree) -> list[Any]:
