@@ -262,6 +262,17 @@ def test_without_the_option_it_is_a_plain_test(pytester: pytest.Pytester) -> Non
     result.stdout.no_fnmatch_line("*crash point*")
 
 
+def test_a_promise_that_breaks_without_a_crash_fails_the_plain_test(
+    pytester: pytest.Pytester,
+) -> None:
+    twice = SHOP.replace("ASKS", "False") + '    scenario.effect("charge", "o1")\n'
+    result = run_pytest(pytester, twice)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["duplicated effect: charge 'o1': done 2 times*"])
+    result = pytester.runpytest_inprocess(*PLUGIN, "--culet-crash")
+    result.stdout.fnmatch_lines(["*without any crash*"])
+
+
 def test_the_report_ends_in_a_command_that_repeats_it(
     pytester: pytest.Pytester,
 ) -> None:
@@ -298,6 +309,7 @@ def test_a_point_that_is_not_there_is_said(pytester: pytest.Pytester) -> None:
     ("old", "new", "said"),
     [
         ("roots=[Shop]", "", "*it needs roots=*"),
+        ("roots=[Shop]", "[Shop]", "*takes keyword arguments only*"),
         ("roots=[Shop]", "roots=[Shop], root=1", "*no argument*root*"),
         ("(scenario, tmp_path)", "(tmp_path)", "*takes the fixture `scenario`*"),
         ("async def test_buy", "def test_buy", "*is an async function*"),
