@@ -10,7 +10,7 @@ MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
-.PHONY: demo test lint types unit js bench bench-peer fuzz clean
+.PHONY: demo test lint types unit js bench bench-peer coverage mutants fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
@@ -65,6 +65,17 @@ bench: $(DEV)
 
 bench-peer: $(DEV)
 	tests/bench/peer/run.sh
+
+# Branch coverage: the five files that decide how things end, then the storage package.
+FIVE := kernel/culet/kernel/core/status.py,kernel/culet/kernel/core/job.py,kernel/culet/kernel/core/frames.py,kernel/culet/kernel/core/reducer.py,kernel/culet/kernel/core/path.py
+coverage: $(DEV)
+	$(BIN)/coverage run --data-file=.coverage -m pytest tests/core tests/storage
+	$(BIN)/coverage report -m --include='$(FIVE)' --fail-under=100
+	$(BIN)/coverage report -m --include='storage/*'
+
+# Makes those five files wrong in one place at a time; MUTANTS="path --at-least 90".
+mutants: $(DEV)
+	$(BIN)/python tests/mutants $(MUTANTS)
 
 fuzz: $(DEV)
 	$(BIN)/python -m fuzz $(FUZZ)

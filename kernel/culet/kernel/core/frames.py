@@ -144,7 +144,7 @@ def terminal(run: RunFacts, *, replay: bool = False) -> str:
             event = {"kind": "aborted", "runId": run.run_id}
             if run.reason is not None:
                 event["reason"] = run.reason
-        case "interrupted":
+        case "interrupted":  # pragma: no branch - the ends are these four
             event = {"kind": "interrupted", "runId": run.run_id, "error": _error(run)}
             if run.reason is not None:
                 event["reason"] = run.reason

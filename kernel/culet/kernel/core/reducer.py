@@ -160,8 +160,7 @@ def _apply(
     """Return the run after an event; None where the event cannot be used."""
     if kind == "started":
         return _started(run, call, event)
-    if run is None:
-        return None
+    assert run is not None  # only a start makes a run
     if kind == "chunk":
         return run if chunk is None else _chunk(run, chunk)
     return run if run["status"] in TERMINALS else _ended(run, kind, event)
