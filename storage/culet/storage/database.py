@@ -57,7 +57,10 @@ class Database:
         """Close the connection; an open transaction is rolled back."""
         connection, self.connection, self.depth = self.connection, None, 0
         if connection is not None:
-            connection.close(True)
+            try:
+                connection.close(True)
+            except CAUGHT as error:
+                raise storage_error(error) from error
 
 
 class Transaction:

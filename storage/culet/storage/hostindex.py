@@ -93,7 +93,10 @@ class HostIndex:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._connection.close(True)
+            try:
+                self._connection.close(True)
+            except CAUGHT as error:
+                raise storage_error(error) from error
 
 
 def open_index(path: str, *, vfs: str) -> HostIndex | None:

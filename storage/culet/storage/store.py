@@ -12,6 +12,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
 from culet.kernel.core.limits import Limits
@@ -207,15 +208,16 @@ class SqliteStore:
         return [RootEntry(TreeKey(c, n), due_at) for c, n in root]
 
     def close(self) -> None:
-        """Close every tree and give up the lock."""
+        """Close every tree and give up the lock, whatever fails on the way."""
         if self._lock is None:
             return
-        for tree in list(self._trees.values()):
-            if tree is not None:
-                tree.close()
-        self._index.close()
-        self._empty.close()
-        self._unlock()
+        with ExitStack() as stack:
+            stack.callback(self._unlock)
+            stack.callback(self._empty.close)
+            stack.callback(self._index.close)
+            for tree in self._trees.values():
+                if tree is not None:
+                    stack.callback(tree.close)
 
     def _unlock(self) -> None:
         if self._lock is not None:

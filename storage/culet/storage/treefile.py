@@ -6,6 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -90,7 +91,11 @@ class FileAgent(AgentDatabase):
         if was_open and file.checkpointed and file.end and not self.tree.closed:
             # The next connection would not know that this WAL was copied, and would
             # go on behind it: it would never restart.
-            folder.truncate(file.name + "-wal", 0)
+            try:
+                folder.truncate(file.name + "-wal", 0)
+            except CAUGHT as error:
+                self.tree.log.fail(error)
+                raise storage_error(error) from error
             file.end = file.logged = 0
         folder.release(file.name)
         folder.release(file.name + "-wal")
@@ -364,10 +369,11 @@ class SqliteTree(Connections):
             self.closed = True
         if hasattr(self, "_janitor"):
             self._janitor.close()
-        for agent in list(self._agents.values()):
-            agent.disconnect()
-        self.tree.disconnect()
-        self.folder.close()
+        with ExitStack() as stack:  # one that fails must not keep the others open
+            stack.callback(self.folder.close)
+            stack.callback(self.tree.disconnect)
+            for agent in list(self._agents.values()):
+                stack.callback(agent.disconnect)
 
 
 def _nobody(_frames: int) -> None:
