@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import trio
 
@@ -23,6 +23,7 @@ from machines.world import Actor, Model
 
 CUTS_MAX: Final = 400  # steps of one operation; more is a hot loop
 QUIET_S: Final = 120
+Form = Literal["stays", "dies", "company"]
 
 
 class Cutter(trio.abc.Instrument):
@@ -92,6 +93,7 @@ class Op:
     prepare: Callable[[World], Awaitable[Any]] | None = None
     between: tuple[Any, ...] = ()
     twice: Any = None  # the rows after it was done two times, if not `done`
+    joins: bool = True  # done by two at once it is done once
     root: tuple[str, str] = ("CutBoss", "a")
 
 
@@ -256,19 +258,34 @@ def tasks() -> int:
     return trio.lowlevel.current_statistics().tasks_living
 
 
-async def story(op: Op, at: int, *, dies: bool) -> bool:
-    """Cut it there, look, and do it again. Returns whether it was cut at all."""
+async def story(op: Op, at: int, form: Form) -> bool:
+    """Cut it there, look, and do it again. Returns whether it was cut at all.
+
+    The next life looks if the form is `dies`; in `company` somebody else asks for the
+    same at the same time, is not cut, and must be told as if alone.
+    """
     async with world(op.root) as there:
         base = tasks()
         if op.prepare is not None:
             await op.prepare(there)
+        others: list[Any] = []
+
+        async def other() -> None:
+            others.append(await op.act(there))
+
+        if form == "company":
+            there.start(other)
         told = await cut(lambda: op.act(there), at)
-        if dies:  # what the next life reads is what was written
+        was_cut = told.was_cut
+        if form == "dies":  # what the next life reads is what was written
             await there.test.crash()
             await there.test.reopen()
         await there.wake()
         autocommit(there.tree)
         await there.rest()
+        if form == "company":
+            assert others == [op.same], f"the other one was told {others}"
+            told = Told(op.same, True, False)
         check(op, there, told)
         was_done = op.rows(there) == op.done
         with trio.fail_after(QUIET_S):
@@ -283,16 +300,16 @@ async def story(op: Op, at: int, *, dies: bool) -> bool:
         await there.test.evict([op.root])
         await trio.sleep(1)
         assert tasks() <= base, "a task is left"
-    return told.was_cut
+    return was_cut
 
 
-def points(op: Op, *, dies: bool) -> int:
+def points(op: Op, form: Form) -> int:
     """Cut an operation at every step; return how many there were."""
     for at in range(CUTS_MAX):
         try:
-            was_cut = seeded.run(lambda at=at: story(op, at, dies=dies))  # type: ignore[misc]
+            was_cut = seeded.run(lambda at=at: story(op, at, form))  # type: ignore[misc]
         except BaseException as error:
-            error.add_note(f"{op.name} cut at step {at}, dies={dies}")
+            error.add_note(f"{op.name} cut at step {at}, {form}")
             raise
         if not was_cut:
             return at

@@ -175,7 +175,7 @@ OPS: Final = {
             between=(([("r2", "running")], ["r2"], 1),), done=([], [], 0), same=True,
         ),
         Op(
-            "save_messages", lambda w: say(w), root=("CutThinker", "a"), rows=chat,
+            "save_messages", lambda w: say(w), root=("CutThinker", "a"), rows=chat, joins=False,
             before=[[], []], done=[["user", "assistant"], ["completed"]],
             twice=[["user", "assistant", "user", "assistant"], ["completed"] * 2],
             same="completed",

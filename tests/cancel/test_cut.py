@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import seeded
-from cancel.cut import cut, points
+from cancel.cut import Form, cut, points
 from cancel.ops import OPS
 
 
@@ -28,10 +28,15 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.rule("I-50", "I-03", "I-15")
-@pytest.mark.parametrize("dies", [False, True], ids=["stays", "dies"])
+@pytest.mark.parametrize("form", ["stays", "dies"])
 @pytest.mark.parametrize("name", OPS)
-def test_a_caller_cut_anywhere_leaves_nothing_half(name: str, dies: bool) -> None:
-    assert points(OPS[name], dies=dies) > 0
+def test_a_caller_cut_anywhere_leaves_nothing_half(name: str, form: Form) -> None:
+    assert points(OPS[name], form) > 0
+
+
+@pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.joins])
+def test_who_asks_for_the_same_is_not_cut_with_it(name: str) -> None:
+    assert points(OPS[name], "company") > 0
 
 
 def test_the_cutter_comes_to_every_checkpoint_once() -> None:

@@ -23,6 +23,7 @@ from crash.story import Journal, Point, Scenario, points_of, tell
 LONG: Final = bool(os.environ.get("CULET_LONG"))
 SECOND: Final = 5  # second deaths of a scenario in the short form
 SHARES: Final = 8 if LONG else 1  # a test that takes minutes looks like one that hangs
+ENOUGH: Final = 480  # first deaths; with second ones there are more than 6,500
 ON_FILES: Final = 2  # deaths of a scenario on files in the short form
 each = pytest.mark.parametrize("name", SCENARIOS)
 
@@ -90,6 +91,11 @@ def test_on_files_it_is_the_same(name: str, tmp_path: Path) -> None:
     wanted = tell(scenario, storage=f"sqlite:{tmp_path / 'whole'}")
     for point in some(points_of(wanted.lives[0]), ON_FILES, name):
         dies(scenario, wanted, [point], storage=f"sqlite:{tmp_path / str(point)}")
+
+
+def test_there_are_as_many_points_as_there_were() -> None:
+    found = {name: points_of(tell(s).lives[0]) for name, s in SCENARIOS.items()}
+    assert sum(map(len, found.values())) >= ENOUGH, found
 
 
 @pytest.mark.parametrize("name", LATER)
