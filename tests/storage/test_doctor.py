@@ -18,8 +18,9 @@ import pytest
 from culet.kernel.errors import NotFound, StorageBusy
 from culet.kernel.ports import TreeKey, TreeStore
 from culet.storage import examine
-from culet.storage.doctor import add_arguments, run
+from culet.storage.doctor import add_arguments, main, run
 from culet.storage.doctor_folder import look
+from culet.storage.doctor_log import fold, read_log
 from culet.storage.log import encode_record
 from culet.storage.store import folder_of, tree_folders
 from storage.driving import KEY, NODE, NOTE, add_node, barrier, opened
@@ -250,7 +251,7 @@ def test_as_found_tells_what_recovery_will_mend(tmp_path: Path) -> None:
     notes = "\n".join(found.notes)
     for words in (
         f"the last one is number {found.records}",
-        "ends in a torn record",
+        "ends in bytes that do not count",
         "stray.db is left over",
         "kid.db-wal has",
         "kid.db: recovery brings",
@@ -274,6 +275,12 @@ def test_a_log_with_a_hole_and_one_that_makes_no_sense_are_named(
         (record([("M", ["../x.db"])], 1), "makes no sense"),
         (record([("D", "x.db")], 1), "makes no sense"),
         (record([("M", []), ("P", "no.db", 1, [1], b"")], 1), "makes no sense"),
+        (
+            record([("M", ["x.db"]), ("P", "x.db", 1, [0], bytes(1024))], 1),
+            "makes no sense",
+        ),
+        (record([("M", ["x.db"]), ("D", "x.db")], 1), "knows no tree.db"),
+        (record([("M", []), ("M", ["tree.db"])], 1), "knows no tree.db"),
         (record([("M", []), ("C", "tree.db", "../../x")], 1), "template"),
         (record([("M", ["kid.db"])], 1), "knows no tree.db"),
         (record(7, 1), "not a list"),
@@ -311,6 +318,55 @@ def test_files_without_a_record_are_named_unless_they_are_just_born(
     assert old.problems == ["The log holds no record, and yet there is kid.db."]
 
 
+def test_segments_that_were_let_go_and_came_back_do_not_count(tmp_path: Path) -> None:
+    """Their unlink was lost with the power; what follows them begins anew."""
+
+    def segment(number: int, lsn: int, low: int, *more: bytes) -> bytes:
+        entries = [("M", ["tree.db"])]
+        return encode_record(
+            entries, epoch=1, segment=number, lsn=lsn, low=low, previous=0
+        )[0] + b"".join(more)
+
+    for number, data in (
+        (1, segment(1, 5, 1, segment(1, 9, 1))),  # the second does not follow
+        (2, segment(2, 3, 1)),  # older than what was read: left out
+        (7, segment(7, 12, 7, b"CUL1", bytes(60))),  # all before it is superfluous
+        (8, segment(8, 13, 7)[:-1]),  # cut
+        (9, b"CUL1"),
+    ):
+        (tmp_path / f"log{number:08d}").write_bytes(data)
+
+    found = read_log(str(tmp_path))
+
+    assert [(r.segment, r.lsn) for r in found.records] == [(7, 12)]
+    assert [os.path.basename(path)[-1] for path in found.torn] == list("12789")
+    assert fold(found).keys() == {"tree.db"}
+
+
+def test_a_copy_without_a_lock_and_with_a_damaged_index_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    with written(tmp_path):
+        pass
+    (tmp_path / "lock").unlink()
+    for name in ("roots.db", "roots.db-wal"):
+        (tmp_path / name).write_bytes(b"no database" * 100)
+
+    assert examine(str(tmp_path)).ok
+    assert not (tmp_path / "lock").exists()
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with written(tmp_path):
+        pass
+    [folder] = (Path(p) for p in tree_folders(str(tmp_path)))
+    (folder / "log00000007").mkdir()
+
+    [found] = examine(str(tmp_path)).trees
+
+    assert found.problems[0].startswith("It cannot be read: ")
+
+
 # --- the command
 
 
@@ -340,6 +396,7 @@ def test_the_command_tells_and_its_status_says_it_too(tmp_path: Path) -> None:
         "  ! tree.db: The running fiber fiber1 of agent root0 has 0 jobs, not one.\n"
         in out
     )
+    assert main([str(tmp_path / "bad"), "--json"]) == 1
     status, out, errors = command(str(tmp_path / "nothing"))
     assert (status, out) == (2, "")
     assert "is not a folder of Culet" in errors

@@ -299,6 +299,7 @@ def _describe_log(found: log.Log) -> list[str]:
         f"records, the last one is number {found.lsn}."
     )
     return [counts] + [
-        f"{os.path.basename(path)} ends in a torn record; it was told to nobody."
+        f"{os.path.basename(path)} ends in bytes that do not count: "
+        "a record that was cut, or an old one."
         for path in found.torn
     ]

@@ -77,7 +77,7 @@ class Log:
 
     records: list[Record]
     segments: list[str]
-    torn: list[str]  # segments with bytes behind their last whole record
+    torn: list[str]  # segments with bytes behind their last record that counts
 
     @property
     def lsn(self) -> int:
