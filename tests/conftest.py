@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 PASS_S: Final = 0.1  # of CPU in one pass of the loop
 
-for _name, _examples in (("dev", 60), ("ci", 300)):
+for _name, _examples in (("dev", 60), ("ci", 150)):
     settings.register_profile(
         _name,
         deadline=None,
