@@ -875,6 +875,26 @@ async def test_clear_forgets_runs_with_their_facets(clock: object) -> None:
         assert tree.store.slots() == set()
 
 
+async def test_a_run_is_cleared_with_its_facet_or_not_at_all(clock: object) -> None:
+    async with opened() as test:
+        root, me = await opened_top(test)
+        await root.run("Child", [["say", "x"]], "r")
+        await me.durable()
+        test.faults.fail_commit(2)  # the row is dropped, the facet is not
+        with pytest.raises(StorageError):
+            await me.runs.clear()
+        await test.advance(60)
+
+        await test.kernel.get_agent(Top, "a")
+        me = agent_at(test)
+        assert statuses(test) == {"r": "completed"}
+        assert me.dynamic_agents.has("Child", "r")
+        assert await me.runs.clear() == 1
+        await settle()
+        assert statuses(test) == {}
+        assert not me.dynamic_agents.has("Child", "r")
+
+
 # ---- a disk that is full
 
 

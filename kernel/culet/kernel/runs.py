@@ -27,6 +27,7 @@ from .errors import (
     Deleted,
     InternalError,
     NotFound,
+    StorageError,
     UsageError,
 )
 from .node import Ambient, Node, ambient, starting
@@ -451,5 +452,9 @@ class Runs:
                 )
             count += 1
             if self.tree.is_live_slot(child):
-                await self.tree.delete(child)
+                try:  # no await before its commit: with the row it is one step
+                    await self.tree.delete(child)
+                except StorageError as error:
+                    self.tree.fail(error)  # half of it: back to the last record
+                    raise
         return count
