@@ -62,6 +62,7 @@ tests/js/.chromium:
 
 bench: $(DEV)
 	$(BIN)/python tests/bench/local.py $(BENCH)
+	$(BIN)/python tests/bench/scale.py $(SCALE)
 
 bench-peer: $(DEV)
 	tests/bench/peer/run.sh

@@ -13,18 +13,13 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
+from figures import REPEATS, clock, put, rss_kb
 
 from culet.kernel import Agent, Turn, open_kernel
-
-REPEATS = 5
-clock = time.perf_counter
 
 
 class Job(Agent):
@@ -165,11 +160,6 @@ async def abort_40_p99(root: Any, r: int) -> float:
     return max(times) * 1e3
 
 
-def rss_kb() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
-
-
 async def live_facet_kb(root: Any, r: int) -> float:
     gc.collect()
     before = rss_kb()
@@ -228,21 +218,6 @@ def probe_loop() -> list[float]:
         loop()
         out.append((clock() - started) * 1e3)
     return out
-
-
-def put(name: str, unit: str, values: list[float], level: str | None) -> None:
-    row = {
-        "name": name,
-        "value": float(f"{statistics.median(values):.5g}"),
-        "unit": unit,
-        "n": len(values),
-        "level": level,
-    }
-    sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
-    sys.stdout.flush()
-    low, high = min(values), max(values)
-    told = f"{name:32} {row['value']:>12,.6g} {unit:8} [{low:,.5g} .. {high:,.5g}]"
-    sys.stderr.write(f"{told} {level or ''}\n")
 
 
 async def measure(names: list[str], folder: str, level: Any) -> None:

@@ -245,7 +245,7 @@ async def main(port: int, folder: str, level: Any) -> None:
         facets=[JobRunner, ChatWriter, ThinkWriter],
         storage=f"sqlite:{folder}",
         durability=level,
-        limits=Limits(jobs_at_once=1024, connections_per_address=2000),
+        limits=Limits(jobs_at_once=1024, connections_per_address=4000),
     ) as kernel:
         await serve(create_app(kernel), bind=f"127.0.0.1:{port}")
 
