@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any, Final
 
 import pytest
 import trio
+import trio._core._run as trio_run
 
-import seeded
 from crash.agents import FACETS, ROOTS, Boss
 from crash.scenarios import SCENARIOS
 from crash.story import LIMITS, tell
+from culet.kernel import testing_seeded as seeded
+from culet.kernel.errors import InternalError
 from culet.kernel.testing import open_test_kernel
 from machines.world import Actor, Model
 
+FLAG, GENERATOR = seeded._FLAG, seeded._GENERATOR
 PATH: Final = str(Path(__file__).parent)
 PROGRAM: list[Any] = [
     ["emit"],
@@ -78,8 +82,31 @@ def named(value: Any) -> dict[str, Any]:
     }
 
 
-def test_the_seam_of_trio_is_where_it_was() -> None:
-    seeded.assert_seam()
+def test_the_seam_of_trio_is_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded.check_seam()
+    monkeypatch.delattr(trio_run, GENERATOR)
+    with pytest.raises(InternalError, match=GENERATOR):
+        seeded.check_seam()
+
+
+def test_no_other_module_touches_the_seam() -> None:
+    root = Path(__file__).parent.parent
+    found = {
+        path.name
+        for folder in ("kernel", "storage", "adapters", "web", "tests", "fuzz")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"trio\._core|_ALLOW_DETERMINISTIC", path.read_text())
+    }
+    assert found == {"testing_seeded.py", "test_seeded.py"}
+
+
+def test_what_runs_in_seeded_order_leaves_all_as_it_was() -> None:
+    generator, flag = getattr(trio_run, GENERATOR), getattr(trio_run, FLAG)
+    state = generator.getstate()
+    with seeded.seeded(5):
+        generator.random()
+    assert generator.getstate() == state
+    assert getattr(trio_run, FLAG) == flag
 
 
 def test_the_order_of_tasks_follows_from_the_seed() -> None:

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import trio
 
-import seeded
 from crash.agents import FACETS, Boss, Kid, Thinker
 from crash.story import LIMITS, owed
+from culet.kernel import testing_seeded as seeded
 from culet.kernel.testing import Harness, open_test_kernel
 from culet.kernel.tree import Tree
 from machines.invariants import broken

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-import seeded
 from cancel.cut import Form, cut, points
 from cancel.ops import OPS
+from culet.kernel import testing_seeded as seeded
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 import trio
 
-import seeded
 from crash.agents import FACETS, ROOTS, Boss, Thinker
+from culet.kernel import testing_seeded as seeded
 from culet.kernel.core.limits import Limits
 from culet.kernel.testing import Harness, open_test_kernel
 from culet.kernel.tree import Tree

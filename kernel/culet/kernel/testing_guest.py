@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from hypothesis.stateful import RuleBasedStateMachine
 
-from .testing_scenario import seed_scheduler
+from .testing_seeded import seeded
 
 TICKS_MAX: Final = 200_000  # of one rule; more is a loop that never rests
 _THREAD_S: Final = 5.0  # that a rule may wait for a thread
@@ -30,7 +30,8 @@ class TrioMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        seed_scheduler(self.scheduler_seed)
+        self._order = seeded(self.scheduler_seed)
+        self._order.__enter__()
         self.clock = trio.testing.MockClock()
         self._ready: collections.deque[Callable[[], object]] = collections.deque()
         self._from_threads: queue.SimpleQueue[Callable[[], object]] = (
@@ -90,8 +91,11 @@ class TrioMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """End the guest run; raise what it raised."""
-        if self._end is None:
-            self._token.run_sync_soon(self._stop.set)
-            self._pump(lambda: self._end is not None)
+        try:
+            if self._end is None:
+                self._token.run_sync_soon(self._stop.set)
+                self._pump(lambda: self._end is not None)
+        finally:
+            self._order.__exit__(None, None, None)
         assert self._end is not None
         self._end.unwrap()

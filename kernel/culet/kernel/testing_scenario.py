@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, final
 
 import msgspec
 import trio
-import trio.testing
 
+from . import testing_seeded
 from .agent import Agent
 from .core.limits import Limits
-from .errors import ChildDidNotStop, InternalError, StorageError, UsageError
+from .errors import ChildDidNotStop, StorageError, UsageError
 from .kernel import Kernel
 from .testing import Harness, open_test_kernel
 from .testing_ledger import Finding, Ledger, Promise
@@ -343,20 +343,4 @@ def run_scenario(
 
     Raises what the scenario raises as long as nothing has died.
     """
-    seed_scheduler(spec.seed)
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    return trio.run(_run, body, spec, points, hasty, clock=clock)
-
-
-def seed_scheduler(seed: int) -> None:
-    """Let trio run its tasks in an order that the seed decides, so points repeat.
-
-    It is a private seam of trio; `InternalError` when it is not there any more.
-    """
-    from trio._core import _run as trio_run
-
-    if not hasattr(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING"):
-        msg = "this trio has no seam for a seeded scheduler"
-        raise InternalError(msg)
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    trio_run._r.seed(seed)
+    return testing_seeded.run(_run, body, spec, points, hasty, seed=spec.seed)
