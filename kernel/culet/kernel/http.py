@@ -25,8 +25,9 @@ class Request:
     """One HTTP request, or the handshake of a WebSocket.
 
     `raw_path` is the path as it came, still percent-encoded; `path` is the tail that
-    is left for the agent (starts with `/`); `headers` have lower-case names; `identity`
-    is what `authenticate` returned, None when anonymous.
+    is left for the agent (starts with `/`), `url` the same with its query: a facet and
+    the gate before it see what is left at their hop. `headers` have lower-case names;
+    `identity` is what `authenticate` returned, None when anonymous.
     """
 
     __slots__ = (
@@ -120,6 +121,13 @@ class Request:
         other._body, other._stream = self._body, self._stream
         if self._body is None:
             other._stream = self.stream
+        return other
+
+    def at(self, tail: str) -> Request:
+        """Return a copy that asks for `tail`, what is left of the path at some hop."""
+        other = self.replace(path=tail)
+        query = self.url.partition("?")[1:]
+        other.url = tail + "".join(query)
         return other
 
 

@@ -125,6 +125,7 @@ async def _visit(
     with tree.visitor():
         node = await tree.wake(tree.root_slot, props=props if not path.hops else None)
         for number, hop in enumerate(path.hops, 1):
+            request = request.at(path.tail(number - 1))
             child = ChildRef(hop.class_name, hop.name)
             ctx = Ambient(node, request=request, identity=request.identity)
             gate = node.agent.on_before_sub_agent
@@ -145,6 +146,8 @@ async def _visit(
                 tree, node, hop, create=last, props=props if last else None
             )
         await tree.durable()
+        if path.hops:
+            request = request.at(path.leaf_path)
         return Visit(tree, node.slot, request.replace(path=path.leaf_path))
 
 

@@ -53,6 +53,16 @@ class ParsedPath(NamedTuple):
         """All levels, root first."""
         return (self.root, *self.hops)
 
+    def tail(self, hop: int) -> str:
+        """Return the path from a hop on (0: the first), still encoded."""
+        parts = [
+            f"/{RESERVED}/{kebab(step.class_name)}/{quote(step.name, safe=_UNRESERVED)}"
+            for step in self.hops[hop:]
+        ]
+        return "".join(parts) + (
+            "" if parts and self.leaf_path == "/" else self.leaf_path
+        )
+
 
 @lru_cache(maxsize=4096)
 def kebab(class_name: str) -> str:
