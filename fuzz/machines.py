@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Final
 from unittest import SkipTest
 
-from hypothesis import HealthCheck, seed, settings
 from hypothesis.errors import HypothesisException
-from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
+from hypothesis.stateful import RuleBasedStateMachine
 
 from fuzz.case import Case, Target
-from machines.gate import GateMachine
-from machines.registry import RegistryMachine
-from machines.runs import RunMachine
-from machines.sometimes import Sometimes
-from machines.streams import StreamMachine
-from machines.timing import TimeMachine
-
-MACHINES: Final[dict[str, type[RuleBasedStateMachine]]] = {
-    "gate": GateMachine,
-    "registry": RegistryMachine,
-    "runs": RunMachine,
-    "streams": StreamMachine,
-    "time": TimeMachine,
-}
-HISTORIES: Final = 10
-STEPS: Final = (20, 40, 80)  # rules of a history, in turn
+from machines.play import MACHINES, Machine, play_round
 
 deadline = float("inf")
 
@@ -69,34 +52,20 @@ def timed(machine: type[RuleBasedStateMachine]) -> type[RuleBasedStateMachine]:
     return Timed
 
 
-def target(name: str, machine: type[RuleBasedStateMachine]) -> Target:
+def target(name: str, machine: Machine) -> Target:
     """Return one machine as a target."""
 
     def play(case: Case) -> None:
-        played = timed(machine)
-        test = get_state_machine_test(
-            played,
-            settings=settings(
-                max_examples=HISTORIES,
-                stateful_step_count=STEPS[case.seed % len(STEPS)],
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-        run: Any = seed(case.seed)(test)
+        played = timed(machine.cls)
         try:
-            run()
+            play_round(played, case.seed)
         except HypothesisException:
             # It wonders why a history that it knows has not begun this time.
             if time.monotonic() <= deadline or getattr(played, "failed", False):
                 raise
             raise TimeIsUp from None
 
-    module = sys.modules[machine.__module__]
-    said = " ".join((module.__doc__ or "").split()).partition(". ")[0].rstrip(".") + "."
-    return Target(name, said, play, getattr(machine, "sometimes", Sometimes()))
+    return Target(name, machine.claim, play, machine.sometimes)
 
 
 def targets() -> dict[str, Target]:

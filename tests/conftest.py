@@ -1,4 +1,8 @@
-"""What all tests share: Hypothesis profiles, and the probe that finds long passes.
+"""What all tests share: profiles, the doctor, and the probe that finds long passes.
+
+How much a proof plays is said in `volume`; a run of a whole proof that plays less fails.
+After each test the doctor looks at every folder of a store that is left in `tmp_path`;
+`@pytest.mark.unsound("why")` is for tests that break one, or keep it open, on purpose.
 
 Everything of a kernel runs on one thread, so a pass of the event loop that computes for
 long delays all others. The probe takes the thread's CPU time round each task step and
@@ -11,10 +15,9 @@ test have long passes.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -23,17 +26,16 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, settings
 
+from sound import healthy, stores
+from volume import EXAMPLES, LEDGER, PROFILE
+
 PASS_S: Final = 0.1  # of CPU in one pass of the loop
 
-for _name, _examples in (("dev", 60), ("ci", 150)):
-    settings.register_profile(
-        _name,
-        deadline=None,
-        max_examples=_examples,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-PROFILE: Final = os.environ.get(
-    "HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"
+settings.register_profile(
+    PROFILE,
+    deadline=None,
+    max_examples=EXAMPLES.now,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(PROFILE)
 
@@ -112,10 +114,19 @@ class GapProbe(trio.abc.Instrument):
         )
 
 
+MARKERS: Final = (
+    "gap(reason): this test may hold the loop for long; say why",
+    "unsound(reason): this test leaves a folder that is broken or open; say why",
+    "proof(*kinds): its volume follows CULET_PROFILE; CI runs it beside the others",
+)
+LEFT_OUT: Final = pytest.StashKey[set[str]]()  # kinds with a test that was not chosen
+PROOFS: Final = pytest.StashKey[set[str]]()  # kinds that this run plays whole
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register our marker."""
-    line = "gap(reason): this test may hold the loop for long; say why"
-    config.addinivalue_line("markers", line)
+    """Register our markers."""
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(trylast=True)
@@ -146,6 +157,60 @@ async def gap_probe(request: pytest.FixtureRequest) -> AsyncIterator[GapProbe]:
         pytest.fail(wrong)
 
 
+@pytest.fixture(autouse=True)
+def sound(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the doctor look at what is left in `tmp_path`; it is asked for first of all."""
+    top = None
+    if "tmp_path" in request.fixturenames:
+        top = request.getfixturevalue("tmp_path")
+    yield
+    marker = request.node.get_closest_marker("unsound")
+    if marker is not None:
+        assert marker.args, "say why: @pytest.mark.unsound('why')"
+    elif top is not None:
+        for folder in stores(top):
+            healthy(folder)
+
+
+def kinds(items: Iterable[pytest.Item]) -> set[str]:
+    """Return what these tests count."""
+    marks = [mark for item in items for mark in item.iter_markers("proof")]
+    return {kind for mark in marks for kind in mark.args}
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """A proof of which a part was left out is not judged."""
+    if items:
+        items[0].config.stash.setdefault(LEFT_OUT, set()).update(kinds(items))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note the proofs that this run plays whole."""
+    whole = not any("::" in argument for argument in session.config.args)
+    left_out = session.config.stash.get(LEFT_OUT, set())
+    session.config.stash[PROOFS] = kinds(session.items) - left_out if whole else set()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run whose proofs played less than their profile asks."""
+    proofs = session.config.stash.get(PROOFS, set())
+    if session.exitstatus == pytest.ExitCode.OK and LEDGER.short_of(proofs):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how much was played."""
+    proofs = config.stash.get(PROOFS, set())
+    if proofs:
+        terminalreporter.section("volumes")
+        for line in LEDGER.lines(proofs):
+            terminalreporter.line(line)
+        for kind in LEDGER.short_of(proofs):
+            terminalreporter.line(f"TOO LITTLE: {kind}", red=True)
+
+
 @pytest.fixture
 def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
     """Time that passes at once when nothing else is to do."""
@@ -153,5 +218,5 @@ def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
 
 
 def pytest_report_header(config: Any) -> str:
-    """Say which Hypothesis profile is on."""
-    return f"hypothesis profile: {PROFILE}"
+    """Say which profile is on."""
+    return f"profile: {PROFILE}"

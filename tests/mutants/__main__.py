@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     files = asked.files or list(FILES)
-    os.environ["HYPOTHESIS_PROFILE"] = "dev"
+    os.environ["CULET_PROFILE"] = "short"
     assert hypothesis.__version__
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
