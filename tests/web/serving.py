@@ -110,6 +110,9 @@ class Hub(Agent):
         if "boom" in ctx.request.query:
             raise ValueError("secret-token-9")
 
+    def get_connection_tags(self, connection, ctx) -> list[str]:
+        return [ctx.request.query["tag"]] if "tag" in ctx.request.query else []
+
     def should_connection_be_readonly(self, connection, ctx) -> bool:
         return "readonly" in ctx.request.query
 

@@ -215,3 +215,30 @@ async def test_a_child_that_cannot_start_is_not_refused_for_good(caplog) -> None
         status, headers, body = await server.http("GET", path)
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"secret" not in body
+
+
+@pytest.mark.rule("F-221", "F-222")
+async def test_tags_that_cannot_be_close_1011_and_the_log_says_why(caplog) -> None:
+    async with (
+        serving() as server,
+        server.connect("/agents/hub/h?tag=" + "x" * 257) as client,
+    ):
+        code, reason = await client.closed()
+        assert code == 1011
+        assert reason.startswith("error ")
+        assert "tag" not in reason
+        async with server.connect("/agents/hub/h?tag=" + "x" * 256) as other:
+            assert (await other.call("ping", "in"))["result"] == "in"
+    assert "1 to 256 letters" in caplog.text
+
+
+@pytest.mark.rule("F-223")
+@pytest.mark.parametrize("code", [1000, 4001, None])
+async def test_a_close_is_answered_with_its_code_unless_that_is_reserved(code) -> None:
+    async with serving() as server, server.connect() as client:
+        await client.hello()
+        with trio.fail_after(5):
+            await client.socket.aclose(*([] if code is None else [code, "bye"]))
+        answer = client.socket.closed
+        assert answer is not None
+        assert answer.code == (1000 if code is None else code)

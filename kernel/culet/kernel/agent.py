@@ -31,8 +31,9 @@ from .nouns import (
 )
 from .runs import Ask, Detached
 from .schedules import Schedule, callback_name
-from .sockets import Connection, load_state, message_blob, store_state
+from .sockets import Connection, check_tags, message_blob
 from .sql import Transaction, end_stale, rows
+from .state import check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End
 from .tools import AgentTool
 from .tree import ChildFailure, ChildRef
@@ -74,6 +75,7 @@ class Agent:
 
     _node: Node
     _state: str | None = None  # JSON
+    _initial: bool = False  # `_state` is the initial one, not stored yet
 
     __culet_final__: ClassVar[frozenset[str]] = frozenset()
 
@@ -143,7 +145,10 @@ class Agent:
     def get_connection_tags(
         self, connection: Connection, ctx: ConnectContext
     ) -> list[str]:
-        """Return labels for `sockets.list(tag)`."""
+        """Return labels for `sockets.list(tag)`: at most 9 texts of 1 to 256 letters.
+
+        Others fail the connect. The id of the connection is a tag of its own.
+        """
         return []
 
     def should_connection_be_readonly(
@@ -189,6 +194,15 @@ class Agent:
     def kernel(self) -> AgentKernel:
         """The way to other roots."""
         return AgentKernel(self._node)
+
+    @property
+    def upgraded_from(self) -> str | None:
+        """The class that this agent was before `dynamic_agents.upgrade`, while it starts.
+
+        For `on_start` to change its tables by; told again until a start has succeeded
+        (and once more if the process ends right then). None at all other times.
+        """
+        return self._node.upgraded_from
 
     async def parent_agent(self, cls: type[A]) -> A:
         """Return a stub of the parent, which must be of that class."""
@@ -266,15 +280,29 @@ class Agent:
 
         Changing the copy changes nothing: `set_state` does.
         """
-        return None if self._state is None else msgspec.json.decode(self._state)
+        text = self._stored_state()
+        return None if text is None else msgspec.json.decode(text)
 
     def set_state(self, next: Any) -> None:  # noqa: A002
-        """Store a new state and send it to every client. Never blocks."""
+        """Store a new state and send it to every client. Never blocks.
+
+        Raises what `validate_state_change` raises, and `Refused` where this code runs
+        for a readonly client.
+        """
         self._node.check()
+        check_writer(self._node)
         self._take_state(next, None)
 
     def _take_state(self, value: Any, source: Connection | None) -> None:
         object.__setattr__(self, "_state", store_state(self._node, value, source))
+        object.__setattr__(self, "_initial", False)
+
+    def _stored_state(self) -> str | None:
+        """Return the state as JSON; whoever reads the initial one first stores it."""
+        if self._initial and self._state is not None:
+            kept = keep_state(self._node, self._state)
+            object.__setattr__(self, "_initial", not kept)
+        return self._state
 
     # ---- sockets
 
@@ -453,6 +481,7 @@ class Agent:
         text = load_state(self._node)
         if text is None and self.initial_state is not None:
             text = msgspec.json.encode(self.initial_state).decode()
+            object.__setattr__(self, "_initial", True)
         object.__setattr__(self, "_state", text)
         await self._prepare()
         if self._node.kind.start_takes_props:
@@ -465,13 +494,14 @@ class Agent:
 
     async def _connected(self, connection: Connection, ctx: ConnectContext) -> None:
         """Say who this agent is, replay its runs, then let the user's hook speak."""
-        connection.tags = (connection.id, *self.get_connection_tags(connection, ctx))
+        tags = check_tags(self.get_connection_tags(connection, ctx))
+        connection.tags = (connection.id, *tags)
         connection.readonly = self.should_connection_be_readonly(connection, ctx)
         connection.protocol = self.should_send_protocol_messages(connection, ctx)
         hello: list[str] = []
         cursors: list[Cursor] = []
         if connection.protocol:
-            state = self._state
+            state = self._stored_state()
             follows = state is not None
             me = frames.identity(
                 self.name, kebab(self.class_name), state_follows=follows

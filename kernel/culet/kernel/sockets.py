@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
-from .calls import UNENCODABLE, Method, iterate
 from .calls import Final as RpcFinal
+from .calls import Method, iterate
 from .core import clientframes as client
 from .core import frames
+from .core.limits import TAG_MAX, TAGS_MAX
 from .errors import (
     CuletError,
     FacetAborted,
     FacetBroken,
     InternalError,
-    Refused,
     StorageError,
     StorageFull,
     UsageError,
@@ -36,7 +36,7 @@ from .errors import (
 from .http import ConnectContext
 from .node import Ambient, Node, State, is_stop
 from .ports import Blob, Peer
-from .sql import end_stale
+from .state import client_state
 from .streams import Cursor
 
 if TYPE_CHECKING:
@@ -47,12 +47,6 @@ _encode = msgspec.json.Encoder().encode
 # their texts hold file names, queries, and what other agents raised
 _PRIVATE: Final = (StorageError, FacetBroken, InternalError)
 Work = tuple[Node, Ambient, Callable[..., Any], Any]
-_STATE: Final = "state"
-_GET: Final = "SELECT value FROM main.culet_value WHERE key = ?"
-_PUT: Final = (
-    "INSERT INTO main.culet_value (key, value) VALUES (?, ?)"
-    " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-)
 
 
 def message_blob(message: str | bytes) -> Blob:
@@ -70,6 +64,18 @@ def message_blob(message: str | bytes) -> Blob:
         msg = f"a message is str or bytes, not {type(message).__name__}"
         raise UsageError(msg)
     return Blob(message)
+
+
+def check_tags(tags: Sequence[str]) -> Sequence[str]:
+    """Return the tags of a connection; raises `UsageError` for what cannot be one."""
+    if len(tags) > TAGS_MAX:
+        msg = f"a connection has at most {TAGS_MAX} tags, not {len(tags)}"
+        raise UsageError(msg)
+    for tag in tags:
+        if not isinstance(tag, str) or not 0 < len(tag) <= TAG_MAX:
+            msg = f"a tag is a text of 1 to {TAG_MAX} letters, not {tag!r:.40}"
+            raise UsageError(msg)
+    return tags
 
 
 @final
@@ -287,7 +293,7 @@ class Connection:
             elif isinstance(frame, client.Rpc):
                 self._work(node, _answer, frame)
             elif isinstance(frame, client.State):
-                _client_state(node, self, frame)
+                client_state(node, self, frame)
             elif isinstance(frame, client.Ignored):
                 log.info("ignored %s: %s", frame.type, frame.why)
             else:
@@ -392,57 +398,6 @@ async def _stream(
             conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
             await trio.lowlevel.checkpoint()
     return None if final is None else _encode(final).decode()
-
-
-# ---- state
-
-
-def load_state(node: Node) -> str | None:
-    """Return the stored state, JSON text; None when none was ever set."""
-    if not node.db.exists:
-        return None
-    rows = node.db.execute(_GET, (_STATE,))
-    return rows[0][0] if rows else None
-
-
-def store_state(node: Node, value: Any, source: Connection | None) -> str:
-    """Check, store and send out a new state; return it as JSON."""
-    agent = node.agent
-    try:
-        text = _encode(value).decode()
-    except UNENCODABLE as error:
-        msg = f"the state cannot be encoded as JSON: {error}"
-        raise UsageError(msg) from None
-    copy = msgspec.json.decode(text)
-    agent.validate_state_change(copy, source or "server")
-    end_stale(node)
-    node.db.execute(_PUT, (_STATE, text))
-    node.tree.touched()
-    node.tree.sockets.push_all(
-        node.slot, Blob(frames.state(text)), without=(source,) if source else ()
-    )
-    if node.kind.hears_state:
-        ctx = Ambient(node, connection=source)
-        node.hook(ctx, agent.on_state_changed, copy, source or "server")
-    return text
-
-
-def _client_state(node: Node, conn: Connection, frame: client.State) -> None:
-    """A client's state: refused ones get the true state back."""
-    try:
-        if conn.readonly:
-            raise Refused("Connection is readonly")
-        node.agent._take_state(msgspec.json.decode(frame.state), conn)
-    except BaseException as error:  # the check of a state is its author's code
-        if is_stop(error):
-            raise
-        if not isinstance(error, CuletError):
-            node.tree.kernel.report("state", node, error, name=conn.uri)
-        text = str(error) if isinstance(error, Refused) else "State update rejected"
-        conn.say(frames.state_error(text))
-        current = load_state(node)
-        if current is not None and conn.protocol:
-            conn.say(frames.state(current))
 
 
 @final

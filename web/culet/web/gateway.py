@@ -166,10 +166,11 @@ async def opened(kernel: Kernel, connection: Connection) -> Close | None:
     """Run an agent's connect hooks; return how to close when they fail."""
     try:
         await connection.opened()
-    except CuletError as error:
-        status = error_response(error).status
-        return Close(close_code(status), f"refused ({status})")
     except Exception as error:
+        # A misuse in an agent's hook is its author's fault, not the client's.
+        if isinstance(error, CuletError) and not isinstance(error, UsageError):
+            status = error_response(error).status
+            return Close(close_code(status), f"refused ({status})")
         error_id = kernel.report("connect", None, error, name=connection.uri)
         return Close(1011, f"error {error_id}")
     return None

@@ -12,6 +12,8 @@ import msgspec
 
 DEPTH_MAX: Final = 4  # of a path, root included
 NAME_MAX: Final = 256  # code points of one agent name
+TAGS_MAX: Final = 9  # of a connection, besides its id
+TAG_MAX: Final = 256  # code points of one
 CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire
 CRON_TEXT_MAX: Final = 256  # characters of a cron expression
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
