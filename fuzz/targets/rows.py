@@ -131,7 +131,7 @@ async def _lives(case: Case) -> None:
 
 async def _stop(tree: Any) -> None:
     """An agent that cannot be deleted would be for good."""
-    for slot, _class, name in tree.children(tree.root_slot, None, 100, None):
+    for slot, _class, name, _born in tree.children(tree.root_slot, None, 100, None):
         if name != "spared":
             await tree.delete(slot)
 

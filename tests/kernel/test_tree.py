@@ -15,7 +15,6 @@ from culet.kernel.errors import (
     Deleted,
     FacetAborted,
     FacetBroken,
-    NotFound,
     UsageError,
 )
 from culet.kernel.testing import Harness, open_test_kernel
@@ -368,13 +367,11 @@ async def test_odd_names_are_only_names(name: str, clock: object) -> None:
         root = await top(test)
         await root.use("Plain", "other", "keep", ["o"])
         await root.use("Plain", name, "keep", ["v"])
-        assert agent_at(test).dynamic_agents.list() == [
-            ("Plain", "other"),
-            ("Plain", name),
-        ]
+        kids = agent_at(test).dynamic_agents.list
+        assert [k[:2] for k in kids()] == [("Plain", "other"), ("Plain", name)]
         await root.drop("Plain", name)
         await settle()
-        assert agent_at(test).dynamic_agents.list() == [("Plain", "other")]
+        assert [k[:2] for k in kids()] == [("Plain", "other")]
         assert await root.use("Plain", "other", "kept", []) == ["o"]
 
 
@@ -551,10 +548,18 @@ async def test_an_abort_goes_on_when_its_caller_is_cancelled(clock: object) -> N
         assert test.find([("Top", "a"), ("Plain", "k")]) is None
 
 
-async def test_abort_of_what_does_not_exist(clock: object) -> None:
+@pytest.mark.rule("F-048")
+async def test_aborting_what_does_not_exist_or_sleeps_is_no_error(
+    clock: object,
+) -> None:
     async with opened() as test:
         root = await top(test)
-        await raises(NotFound, root.kill, "Plain", "nobody", None)
+        assert await root.kill("Plain", "nobody", None) == []
+        assert not agent_at(test).dynamic_agents.has(Plain, "nobody")
+        await root.make("Plain", "k")
+        await test.evict([("Top", "a"), ("Plain", "k")])
+        assert await root.kill("Plain", "k", None) == []
+        assert await root.use("Plain", "k", "ping", [1]) == 2
 
 
 # ---- what breaks by itself

@@ -15,7 +15,7 @@ from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
 from .endings import Ending, Subject, json_text
-from .errors import FacetAborted, NotFound, UsageError
+from .errors import FacetAborted, UsageError
 from .fibers import FiberResolution, FiberRun
 from .node import Ambient, Node, is_stop
 from .schedules import Schedule
@@ -30,10 +30,11 @@ Schedules = list[Schedule]  # in the classes below `list` is a method
 
 
 class Child(NamedTuple):
-    """One entry of `dynamic_agents.list`."""
+    """One entry of `dynamic_agents.list`. `created_at`: of this life, epoch ms."""
 
     class_name: str
     name: str
+    created_at: int
 
 
 @final
@@ -62,10 +63,8 @@ class DynamicAgents:
         return None if slot is None else cast(A, node.tree.stub(slot, kind))
 
     def has(self, cls: type[Agent] | str, name: str) -> bool:
-        """Whether the facet exists."""
-        node = self._node
-        kind = node.tree.kernel.classes.of(cls)
-        return node.tree.child_slot(node.slot, kind, name) is not None
+        """Whether the facet exists; starts nothing. An unknown class has none."""
+        return self._slot(cls, name) is not None
 
     def list(
         self,
@@ -76,39 +75,50 @@ class DynamicAgents:
     ) -> list[Child]:
         """Return the facets in the order of their birth; `after` is (class, name)."""
         node = self._node
-        kind = None if cls is None else node.tree.kernel.classes.of(cls)
+        wanted = None if cls is None else self._class(cls)
         count = node.tree.kernel.limits.children_per_agent if limit is None else limit
-        rows = node.tree.children(node.slot, kind, count, after)
-        return [Child(class_name, name) for _slot, class_name, name in rows]
+        rows = node.tree.children(node.slot, wanted, count, after)
+        return [Child(*row[1:]) for row in rows]
 
     async def abort(
-        self, cls: type[Agent], name: str, reason: str | None = None
+        self, cls: type[Agent] | str, name: str, reason: str | None = None
     ) -> AbortReceipt:
         """Stop the facet and all below it, in planned order. What is owed brings it back.
 
+        A facet that sleeps or does not exist is stopped already: the receipt is empty.
         Raises `ChildDidNotStop` when code is still running at the deadline.
         """
+        self._node.check()
         slot = self._slot(cls, name)
-        return await self._node.tree.abort([slot], reason)
+        return await self._node.tree.abort([] if slot is None else [slot], reason)
 
-    async def delete(self, cls: type[Agent], name: str) -> None:
-        """Delete the facet with its storage and all below it, for good. Idempotent."""
-        node = self._node
-        node.check()
-        kind = node.tree.kernel.classes.of(cls)
-        slot = node.tree.child_slot(node.slot, kind, name)
+    async def delete(self, cls: type[Agent] | str, name: str) -> None:
+        """Delete the facet with its storage and all below it, for good. Idempotent.
+
+        Its class need not be registered any more: the name of the class is enough.
+        """
+        self._node.check()
+        slot = self._slot(cls, name)
         if slot is not None:
-            await node.tree.delete(slot)
+            await self._node.tree.delete(slot)
 
-    def _slot(self, cls: type[Agent], name: str) -> str:
-        node = self._node
-        node.check()
-        kind = node.tree.kernel.classes.of(cls)
-        slot = node.tree.child_slot(node.slot, kind, check_name(name))
-        if slot is None:
-            msg = f"{node.path_text()} has no {kind.name} {name!r}"
-            raise NotFound(msg)
-        return slot
+    def _slot(self, cls: type[Agent] | str, name: str) -> str | None:
+        class_name = self._class(cls)
+        try:
+            check_name(name)
+        except UsageError:  # nobody can be called so: to ask is no mistake
+            return None
+        return self._node.tree.slot_of(self._node.slot, class_name, name)
+
+    def _class(self, cls: type[Agent] | str) -> str:
+        """Return the name of a class: facets outlive its registration."""
+        if isinstance(cls, str):
+            return cls
+        known = self._node.tree.kernel.classes.known.get(cls.__name__)
+        if known is not None and known.cls is not cls:
+            msg = f"{cls!r} is not the class that is registered as {cls.__name__!r}"
+            raise UsageError(msg)
+        return cls.__name__
 
 
 @final

@@ -52,7 +52,8 @@ _CHILD: Final = (
     " AND state = 'live'"
 )
 _CHILDREN: Final = (
-    "SELECT slot, class, name FROM node WHERE parent = ?1 AND state = 'live'"
+    "SELECT slot, class, name, created_at FROM node"
+    " WHERE parent = ?1 AND state = 'live'"
     " AND (?2 IS NULL OR class = ?2)"
     " AND born > coalesce((SELECT born FROM node WHERE parent = ?1 AND class = ?3"
     " AND name = ?4 AND state = 'live'), 0) ORDER BY born LIMIT ?5"
@@ -242,21 +243,19 @@ class Tree:
 
     def child_slot(self, parent: str, kind: AgentClass, name: str) -> str | None:
         """Return the slot of a live child."""
-        rows = self.db.execute(_CHILD, (parent, kind.name, name))
+        return self.slot_of(parent, kind.name, name)
+
+    def slot_of(self, parent: str, class_name: str, name: str) -> str | None:
+        """The same by the name of a class, which may be registered no more."""
+        rows = self.db.execute(_CHILD, (parent, class_name, name))
         return str(rows[0][0]) if rows else None
 
     def children(
-        self, parent: str, kind: AgentClass | None, limit: int, after: Any = None
-    ) -> list[tuple[str, str, str]]:
-        """Return (slot, class, name) of live children in the order of their birth."""
+        self, parent: str, class_name: str | None, limit: int, after: Any = None
+    ) -> list[tuple[str, str, str, int]]:
+        """Return (slot, class, name, created_at) of live children, the eldest first."""
         after_class, after_name = (None, None) if after is None else after
-        params = (
-            parent,
-            None if kind is None else kind.name,
-            after_class,
-            after_name,
-            limit,
-        )
+        params = (parent, class_name, after_class, after_name, limit)
         return [tuple(r) for r in self.db.execute(_CHILDREN, params)]
 
     def is_full(self, parent: str) -> bool:
