@@ -19,6 +19,7 @@ from kernel.peers import RecordingPeer, connect
 from machines.invariants import broken
 from machines.runs import decoded
 from machines.world import EXPECTED, Actor, Model
+from sound import healthy_if_there
 
 Where = Literal["commit", "lost", "landed"]
 HOUR_S: Final = 3600.0
@@ -162,6 +163,8 @@ class Story:
         self._look()
         self._clients.clear()
         await self.test.crash()
+        if self.storage.startswith("sqlite:"):  # as it was left, before recovery
+            healthy_if_there(self.storage.removeprefix("sqlite:"))
         self._open = False
         self.model.disturbed = True
 

@@ -3,14 +3,15 @@
 One journalled story of each scenario counts its commits and records; then it is told
 again once for each of them, with a death there: after the commit, in the record before
 it is on the disk, and after, before anybody was told. Then a second death at each point
-of the recovery. `CULET_LONG=1` dies at all of them, also on files.
+of the recovery. The short form takes some of the second deaths, and some of all on
+files; `ci` takes all in memory, `long` all on files as well.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -19,13 +20,18 @@ import pytest
 
 from crash.scenarios import LATER, SCENARIOS
 from crash.story import Journal, Point, Scenario, points_of, tell
+from sound import healthy
+from volume import LEDGER, Volume
 
-LONG: Final = bool(os.environ.get("CULET_LONG"))
-SECOND: Final = 5  # second deaths of a scenario in the short form
-SHARES: Final = 8 if LONG else 1  # a test that takes minutes looks like one that hangs
-ENOUGH: Final = 470  # first deaths; there are more than 6,500 second ones
-ON_FILES: Final = 2  # deaths of a scenario on files in the short form
+ALL: Final = 10**6
+RECOVERIES: Final = Volume(5, ALL, ALL)  # of a scenario, in which it dies again
+SECONDS: Final = Volume(1, ALL, ALL)  # second deaths in each of them
+ON_FILES: Final = Volume(2, 2, ALL)  # first deaths of a scenario on files
+SECONDS_ON_FILES: Final = Volume(0, 1, ALL)
+# a test that takes minutes looks like one that hangs
+SHARES: Final = Volume(1, 4, 8)
 each = pytest.mark.parametrize("name", SCENARIOS)
+shared = pytest.mark.parametrize("share", range(SHARES.now))
 
 
 @pytest.fixture(autouse=True)
@@ -37,65 +43,72 @@ def quiet() -> Iterator[None]:
 
 
 def some(points: list[Point], count: int, seed: str) -> list[Point]:
-    """Return all of them in the long form, else a sample that is always the same."""
-    if LONG or len(points) <= count:
+    """Return all, or a sample that is always the same."""
+    if len(points) <= count:
         return points
     return sorted(random.Random(seed).sample(points, count))
 
 
 def dies(
-    scenario: Scenario, wanted: Journal, points: Iterable[Point], storage: str = "memory:"
+    scenario: Scenario, wanted: Journal, points: Iterable[Point], folder: Path | None
 ) -> Journal:  # fmt: skip
     """Tell it with these deaths; it comes to the same end."""
     places = list(points)
     line = f"cd tests && python -m crash.again {scenario.name} "
     line += " ".join(map(str, places))
     try:
-        told = tell(scenario, places, storage=storage)
+        told = tell(scenario, places, storage=stored(folder))
         assert told.outcome == wanted.outcome, "it comes to another end"
+        if folder is not None:
+            healthy(folder)
+            shutil.rmtree(folder)
     except BaseException as error:
         error.add_note(f"again: {line}")
         raise
+    LEDGER.add("crash points")
     return told
 
 
-@pytest.mark.rule("G-01", "I-03")
-@each
-def test_a_death_at_any_point_takes_nothing_back(name: str) -> None:
-    scenario = SCENARIOS[name]
-    wanted = tell(scenario)
-    points = points_of(wanted.lives[0])
-    assert len(points) > 9, "a scenario that hardly writes proves nothing"
-    for point in points:
-        dies(scenario, wanted, [point])
+def stored(folder: Path | None) -> str:
+    return "memory:" if folder is None else f"sqlite:{folder}"
 
 
-@pytest.mark.rule("G-02")
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.rule("G-01", "G-02", "I-03")
+@pytest.mark.proof("crash points")
+@shared
 @each
-def test_a_second_death_at_any_point_of_the_recovery_neither(
+def test_a_death_at_any_point_takes_nothing_back_nor_a_second_one_in_recovery(
     name: str, share: int
 ) -> None:
     scenario = SCENARIOS[name]
     wanted = tell(scenario)
-    for first in some(points_of(wanted.lives[0]), SECOND, name)[share::SHARES]:
-        recovered = dies(scenario, wanted, [first])
-        seconds = points_of(recovered.lives[1])
-        for second in some(seconds, 1, f"{name} {first}"):
-            dies(scenario, wanted, [first, second])
+    points = points_of(wanted.lives[0])
+    assert len(points) > 9, "a scenario that hardly writes proves nothing"
+    again = set(some(points, RECOVERIES.now, name))
+    for first in points[share :: SHARES.now]:
+        recovered = dies(scenario, wanted, [first], None)
+        if first in again:
+            found = points_of(recovered.lives[1])
+            for second in some(found, SECONDS.now, f"{name} {first}"):
+                dies(scenario, wanted, [first, second], None)
 
 
+@pytest.mark.rule("G-01", "G-02")
+@pytest.mark.proof("crash points")
+@shared
 @each
-def test_on_files_it_is_the_same(name: str, tmp_path: Path) -> None:
+def test_on_files_it_is_the_same_and_the_doctor_is_content_after_each_death(
+    name: str, share: int, tmp_path: Path
+) -> None:
     scenario = SCENARIOS[name]
-    wanted = tell(scenario, storage=f"sqlite:{tmp_path / 'whole'}")
-    for point in some(points_of(wanted.lives[0]), ON_FILES, name):
-        dies(scenario, wanted, [point], storage=f"sqlite:{tmp_path / str(point)}")
-
-
-def test_there_are_as_many_points_as_there_were() -> None:
-    found = {name: points_of(tell(s).lives[0]) for name, s in SCENARIOS.items()}
-    assert sum(map(len, found.values())) >= ENOUGH, found
+    wanted = tell(scenario, storage=stored(tmp_path / "whole"))
+    firsts = some(points_of(wanted.lives[0]), ON_FILES.now, name)
+    for first in firsts[share :: SHARES.now]:
+        recovered = dies(scenario, wanted, [first], tmp_path / str(first))
+        found = points_of(recovered.lives[1])
+        for second in some(found, SECONDS_ON_FILES.now, f"{name} {first}"):
+            folder = tmp_path / f"{first}-{second}"
+            dies(scenario, wanted, [first, second], folder)
 
 
 @pytest.mark.parametrize("name", LATER)
