@@ -105,3 +105,9 @@ async def connect(
     client.connection = found.connect(client, label)
     await client.connection.opened()
     return client
+
+
+def frames_of(peer: RecordingPeer, kind: str) -> list[Any]:
+    """Return the frames of one type that a client has got."""
+    texts = [t for t in peer.out if isinstance(t, str) and t.startswith("{")]
+    return [f for f in map(json.loads, texts) if f["type"] == kind]

@@ -25,7 +25,7 @@ from culet.kernel import Final as FinalValue
 from culet.kernel.errors import StorageError
 from culet.kernel.testing import ScriptedChild, open_test_kernel
 from kernel.agents import agent_at, settle, tree_of
-from kernel.peers import RecordingPeer, come, connect
+from kernel.peers import RecordingPeer, come, connect, frames_of
 
 HEARD: list[Any] = []
 
@@ -153,11 +153,6 @@ def opened(**options: Any) -> Any:
     return open_test_kernel(roots=[Top], facets=[Kid, Loose, Broken], **options)
 
 
-def frames_of(peer: RecordingPeer, kind: str) -> list[Any]:
-    texts = [t for t in peer.out if isinstance(t, str) and t.startswith("{")]
-    return [f for f in map(json.loads, texts) if f["type"] == kind]
-
-
 # ---- hello
 
 
@@ -166,6 +161,7 @@ async def test_a_client_is_told_who_it_talks_to_then_the_hook_speaks(
 ) -> None:
     async with opened() as test:
         peer = await connect(test)
+        await settle()
         types = [json.loads(t)["type"] for t in peer.out[:-1]]
         assert types == [
             "cf_agent_identity", "cf_agent_state", "cf_agent_mcp_servers",

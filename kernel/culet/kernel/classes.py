@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from .calls import Method
 from .core.path import check_classes, kebab
@@ -12,6 +12,10 @@ from .errors import UsageError
 
 if TYPE_CHECKING:
     from .agent import Agent
+
+
+# hooks that the JavaScript clients' server has under two names
+_FORMER: Final = {"on_state_update": "on_state_changed"}
 
 
 class RpcMark:
@@ -108,8 +112,12 @@ class AgentClass:
 
 
 def _refuse_overrides(cls: type, base: type) -> None:
-    """Refuse a subclass that defines one of the kernel's own names."""
+    """Refuse a subclass that defines one of the kernel's own names, or a former one."""
     own: frozenset[str] = base.__culet_final__  # type: ignore[attr-defined]
+    for former, name in _FORMER.items():
+        if hasattr(cls, former):
+            msg = f"{cls.__name__}.{former} would never be called: it is {name} now"
+            raise UsageError(msg)
     for klass in cls.__mro__:
         if klass is base:
             break
