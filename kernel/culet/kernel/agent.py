@@ -204,6 +204,15 @@ class Agent:
         """
         return self._node.upgraded_from
 
+    @property
+    def upgraded_from(self) -> str | None:
+        """The class that this agent was before `dynamic_agents.upgrade`, while it starts.
+
+        For `on_start` to change its tables by; told again until a start has succeeded
+        (and once more if the process ends right then). None at all other times.
+        """
+        return self._node.upgraded_from
+
     async def parent_agent(self, cls: type[A]) -> A:
         """Return a stub of the parent, which must be of that class."""
         parent = self._node.parent

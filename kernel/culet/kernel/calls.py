@@ -242,15 +242,12 @@ def _crossing(annotation: Any) -> Any:
 class Target(Protocol):
     """Where the calls of a stub go."""
 
-    @property
-    def kind(self) -> AgentClass:
-        """The class that answers."""
+    def expect(self, name: str) -> None:
+        """Raise `UsageError` for what cannot be called, as far as is known by now."""
         ...
 
-    async def call(
-        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Copy, enter, run, copy back."""
+    async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Copy, enter, run, copy back: by the class that serves it when it is entered."""
         ...
 
 
@@ -259,7 +256,8 @@ class Stub(Generic[A_co]):
     """A handle on an agent: its public `async def` methods and nothing else.
 
     It names the slot. After eviction a call wakes the agent; after an abort calls raise
-    `FacetAborted` until somebody calls `get`; after delete `Deleted`, for good.
+    `FacetAborted` until somebody calls `get`; after delete `Deleted`, for good; after an
+    upgrade it has the methods of the new class.
     """
 
     __slots__ = ("_target",)
@@ -269,10 +267,10 @@ class Stub(Generic[A_co]):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         target: Target = object.__getattribute__(self, "_target")
-        method = target.kind.method(name)
+        target.expect(name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await target.call(method, args, kwargs)
+            return await target.call(name, args, kwargs)
 
         call.__name__ = name
         return call
@@ -310,16 +308,22 @@ class TreeTarget:
             raise own(tree.aborted[self.slot])
         return await tree.wake(self.slot)
 
-    async def call(
-        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def expect(self, name: str) -> None:
+        """Raise `UsageError` unless the class that serves the slot now has the method."""
+        node = self.tree.nodes.get(self.slot)
+        if node is not None:
+            kind: AgentClass | None = node.kind
+        else:
+            kind = None if self.tree.closed else self.tree.kind_of(self.slot)
+        (kind or self.kind).method(name)
+
+    async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call in this task."""
         node = await self.node()
         if not node.tree.store.room(node.db):  # its file needs to rest for a record
             await node.tree.barrier.room()
             node = await self.node()
-        if node.kind is not self.kind:  # upgraded meanwhile: the new class serves it
-            method = node.kind.method(method.name)
+        method = node.kind.method(name)
         values, named = method.copy_args(args, kwargs)
         caller = ambient.get()
         ctx = Ambient(node, identity=caller.identity if caller else None)
@@ -339,19 +343,32 @@ class TreeTarget:
 class OutsideTarget:
     """An agent called from outside its tree: what it answers is durable when told."""
 
-    __slots__ = ("kernel", "key", "kind", "slot")
+    __slots__ = ("facet", "kernel", "key", "kind", "slot")
 
     def __init__(
-        self, kernel: Kernel, key: TreeKey, slot: str, kind: AgentClass
+        self,
+        kernel: Kernel,
+        key: TreeKey,
+        slot: str,
+        kind: AgentClass,
+        *,
+        facet: bool = False,
     ) -> None:
         self.kernel, self.key, self.slot, self.kind = kernel, key, slot, kind
+        self.facet = facet  # whose class may change
 
     def __repr__(self) -> str:
         return f"{self.kind.name} {self.slot} of {self.key.class_name}/{self.key.name}"
 
-    async def call(
-        self, method: Method, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def expect(self, name: str) -> None:
+        """Raise `UsageError` as a stub in the tree does; of a facet that sleeps, later."""
+        tree = self.kernel.trees.get(self.key)
+        if tree is not None and not tree.closed:
+            TreeTarget(tree, self.slot, self.kind).expect(name)
+        elif not self.facet:
+            self.kind.method(name)
+
+    async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call over the border of the tree: the caller's writes first, then the answer's."""
         caller = ambient.get()
         if caller is not None:
@@ -364,7 +381,7 @@ class OutsideTarget:
         with tree.visitor():
             try:
                 return await TreeTarget(tree, self.slot, self.kind).call(
-                    method, args, kwargs
+                    name, args, kwargs
                 )
             finally:
                 if not tree.closed or tree.barrier.fenced is not None:

@@ -510,10 +510,10 @@ class Jobs:
         if self.mine(taken):
             self.release([taken.row.id])
 
-    def release(self, ids: list[int]) -> None:
+    def release(self, ids: list[int], *, planned: bool = False) -> None:
         """Release held jobs now, or as soon as the disk takes it. Never raises."""
         try:
-            self.give_back(ids, planned=self.stopped)
+            self.give_back(ids, planned=planned or self.stopped)
         except StorageError as error:
             self.tree.kernel.report("storage", None, error, name=f"holds {ids}")
             takes = [row.held for row in map(self.get, ids) if row is not None]

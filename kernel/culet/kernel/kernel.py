@@ -345,7 +345,8 @@ class Kernel:
             node = await TreeTarget(tree, target.slot, target.kind).node()
             child = await tree.get(node, kind, name)
             await tree.durable()
-        return cast(A, Stub(OutsideTarget(self, target.key, child.slot, kind)))
+        made = OutsideTarget(self, target.key, child.slot, kind, facet=True)
+        return cast(A, Stub(made))
 
     # ---- being watched
 

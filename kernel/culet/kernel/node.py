@@ -91,6 +91,7 @@ class Node:
         "stop",
         "transaction",
         "tree",
+        "upgraded_from",
         "used_at",
         "waits_for",
         "work",
@@ -121,6 +122,7 @@ class Node:
         self.reason: str | None = None
         self.waits_for: Node | None = None
         self.props: Any = None
+        self.upgraded_from: str | None = None  # until a start has succeeded
         self.transaction: Transaction | None = None  # of the user, while it is open
         self.used_at = trio.current_time()
         self.ready, self.gone, self.stop = trio.Event(), trio.Event(), trio.Event()

@@ -102,6 +102,24 @@ class DynamicAgents:
         if slot is not None:
             await self._node.tree.delete(slot)
 
+    async def upgrade(self, cls: type[Agent] | str, name: str, *, to: type[A]) -> A:
+        """Let another class take over a facet, and return a stub of it.
+
+        Its code stops as by an abort; then one commit changes the class. Storage,
+        schedules, fibers, runs, stubs and sockets stay with it; `upgraded_from` tells
+        `on_start` of the new class. The old class may be one that is registered no more,
+        by its name.
+
+        Raises `NotFound`; `UsageError` when the new class is no facet, has one of that
+        name, or cannot go on with a run of this one; `ChildDidNotStop` when old code
+        still runs at the deadline: nothing is changed, and asking again goes on without
+        that code.
+        """
+        node = self._node
+        kind = node.tree.kernel.classes.of(to)
+        slot = await node.tree.upgrades.upgrade(node, self._class(cls), name, kind)
+        return cast(A, node.tree.stub(slot, kind))
+
     def _slot(self, cls: type[Agent] | str, name: str) -> str | None:
         class_name = self._class(cls)
         try:

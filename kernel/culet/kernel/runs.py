@@ -209,11 +209,12 @@ class Runs:
     def _known(
         self, node: Node, kind: AgentClass, run_id: str, digest: str, *, derived: bool
     ) -> AgentToolRun | None:
-        sql = "SELECT input_digest, class FROM run WHERE owner = ? AND id = ?"
+        sql = "SELECT input_digest, class, child FROM run WHERE owner = ? AND id = ?"
         rows = self.db.execute(sql, (node.slot, run_id))
         if not rows:
             return None
-        if rows[0][1] != kind.name:
+        child = self.tree.child_slot(node.slot, kind, run_id)
+        if rows[0][1] != kind.name and rows[0][2] != child:  # nor was it upgraded to it
             msg = f"run {run_id!r} is a {rows[0][1]}, not a {kind.name}"
             raise UsageError(msg)
         if rows[0][0] != digest:

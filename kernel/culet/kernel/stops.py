@@ -55,18 +55,27 @@ class Stops:
         return [found[slot] for slot in core.plan(items)]
 
     def fence(
-        self, plan: Sequence[Node], reason: str | None, error: Exception | None
+        self,
+        plan: Sequence[Node],
+        reason: str | None,
+        error: Exception | None,
+        *,
+        upgrade: bool = False,
     ) -> None:
-        """Mark the plan, in one step: holds released, calls ended, nothing can write."""
+        """Mark the plan, in one step: holds released, calls ended, nothing can write.
+
+        For an upgrade attempts are given back, and later calls are not refused: they
+        wait for the new class.
+        """
         fresh = [n for n in plan if n.state < State.STOPPING]
         if self.tree.barrier.fenced is None:
             held = [job for n in fresh for job in self.tree.jobs.held_by(n.slot)]
             if held:
-                self.tree.jobs.release(held)
+                self.tree.jobs.release(held, planned=upgrade)
         for node in fresh:
             node.state = State.STOPPING
             node.reason = reason
-            if not isinstance(error, Deleted):  # whose row says so itself
+            if not upgrade and not isinstance(error, Deleted):  # whose row says so
                 self.tree.aborted[node.slot] = error or FacetAborted(reason)
         for node in fresh:
             node.end_calls(error or FacetAborted(reason))
