@@ -67,6 +67,15 @@ class Kid(Noting):
         return await note_in(self, name)
 
 
+class Heir(Kid):
+    """What takes over the slot of a kid; its start is told so."""
+
+    async def on_start(self, props: Any = None) -> None:
+        await super().on_start(props)
+        if self.upgraded_from is not None:
+            await self.note(f"was {self.upgraded_from}", "x")
+
+
 async def note_in(agent: Agent, name: str) -> list[str]:
     """Get a child, let it note something, and return what it has noted."""
     kid = await agent.dynamic_agents.get(Kid, name)
@@ -102,6 +111,21 @@ class Boss(Noting, Root):
         kid = await self.dynamic_agents.get(Kid, name)
         await kid.once(4, "ping")
         await kid.send("inner", [["emit"], ["sleep", 3]])
+
+    async def succeed(self, name: str) -> list[str]:
+        """Let a kid write and owe, then be followed by another class."""
+        if not self.dynamic_agents.has(Heir, name):
+            kid = await self.dynamic_agents.get(Kid, name)
+            await kid.note("before", "x")
+            await self.busy_kid(name)
+            await self.dynamic_agents.upgrade(Kid, name, to=Heir)
+        return await self.heir(name)
+
+    async def heir(self, name: str) -> list[str]:
+        return await (await self.dynamic_agents.get(Heir, name)).notes()
+
+    async def kids(self) -> list[list[str]]:
+        return [[c.class_name, c.name] for c in self.dynamic_agents.list()]
 
     async def once_only(self, run_id: str, program: list[Any]) -> str:
         run = await self.run_agent_tool(Frail, program, run_id=run_id)
@@ -221,4 +245,4 @@ def shown(message: dict[str, Any]) -> list[Any]:
 
 
 ROOTS: list[type[Agent]] = [Boss, Thinker]
-FACETS: list[type[Agent]] = [Worker, Frail, Kid, Scribe]
+FACETS: list[type[Agent]] = [Worker, Frail, Kid, Heir, Scribe]

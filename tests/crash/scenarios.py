@@ -116,6 +116,20 @@ async def deleted(story: Story) -> Any:
     return await boss.has("k")
 
 
+async def upgraded(story: Story) -> Any:
+    """Whatever class it has, what the first one wrote and owed is there, or is done."""
+    boss = await story.boss()
+    first = await boss.succeed("k")
+    story.model.need(
+        {"before", "was Kid"} <= set(first), f"the heir began with {first}"
+    )
+    for _ in range(60):
+        await trio.sleep(1)
+        if len(await boss.heir("k")) == 4:
+            break
+    return [await boss.heir("k"), await boss.kids()]
+
+
 async def aborted(story: Story) -> Any:
     """What an abort stops is owed, and goes on."""
     boss = await story.boss()
@@ -200,6 +214,7 @@ SCENARIOS: Final = {
         Scenario("cancelled", cancelled, rests=False),
         Scenario("cleared", cleared, rests=False),
         Scenario("deleted", deleted),
+        Scenario("upgrade", upgraded),
         Scenario("aborted", aborted),
         Scenario("detached", detached),
         Scenario("chat", chat, root=("Thinker", "a")),
@@ -209,6 +224,5 @@ SCENARIOS: Final = {
     )
 }
 LATER: Final = {
-    "upgrade": "`dynamic_agents.upgrade` does not exist yet",
     "migration": "there is one version of the schema, so nothing migrates yet",
 }
