@@ -198,6 +198,7 @@ async def test_a_hook_that_says_nothing_interrupts(clock: object) -> None:
         assert left(test) == ([("ignored", "interrupted")], [])
 
 
+@pytest.mark.rule("kernel-mini-12")
 async def test_a_hook_that_always_raises_uses_its_attempts_up(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

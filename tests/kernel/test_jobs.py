@@ -204,6 +204,7 @@ async def test_the_clock_going_back_fires_nothing_twice(clock: object) -> None:
         assert fired() == ["once"]
 
 
+@pytest.mark.rule("kernel-mini-12")
 async def test_a_recurring_one_gives_up_a_tick_and_goes_on(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)

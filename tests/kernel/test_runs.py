@@ -657,7 +657,7 @@ async def test_restarts_with_progress_do_not_kill_a_run(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
         async with trio.open_nursery() as nursery:
-            start(nursery, root.run, "Effects", 9, "r")
+            start(nursery, root.run, "Effects", 25, "r")
             for _ in range(8):
                 await test.advance(1.01)
                 root, me = await again(test)
@@ -682,6 +682,7 @@ async def test_progress_of_a_nested_run_counts_for_its_askers(clock: object) -> 
         assert statuses(test) == dict.fromkeys(("r", "mid", "in"), "completed")
 
 
+@pytest.mark.rule("kernel-mini-12")
 async def test_restarts_without_progress_end_it(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -697,6 +698,7 @@ async def test_restarts_without_progress_end_it(clock: object) -> None:
         assert TURNS["r"] == 5
 
 
+@pytest.mark.rule("kernel-mini-9")
 async def test_planned_stops_do_not_count(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -708,6 +710,8 @@ async def test_planned_stops_do_not_count(clock: object) -> None:
                 await test.reopen()
                 root, me = await opened_top(test)
             nursery.cancel_scope.cancel()
+        await settle()
+        assert TURNS["r"] == 10, "each life goes on with it at once"
         await test.advance(60)
         assert me.runs.get("r").status == "completed"
 

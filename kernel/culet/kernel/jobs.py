@@ -391,15 +391,14 @@ class Jobs:
     def _unreadable(self, taken: Taken, error: Exception) -> None:
         """A row that cannot be dealt with rests where it is seen; the others go on."""
         self.tree.report_job(taken, error)
-        if taken.attempts <= self._attempt_limit(taken):
+        if not self._beyond(taken):
             return  # it is released, and due again after its back-off
         with suppress(StorageError), self.tree.transaction():
             self._bury(taken, f"{type(error).__name__}: {error}")
 
     async def _handle(self, taken: Taken) -> None:
         row, kind = taken.row, self.kinds[taken.row.kind]
-        limit = self._attempt_limit(taken)
-        if taken.attempts > limit:  # it killed the process each time
+        if self._beyond(taken):  # it killed the process each time
             self._used_up(taken, row.error or "the process ended each time")
             return
         deadline = (
@@ -425,6 +424,17 @@ class Jobs:
     def _attempt_limit(self, taken: Taken) -> int:
         retry = _retry_of(taken.row)
         return self.tree.kernel.limits.attempts if retry is None else retry.max_attempts
+
+    def _verdict(self, taken: Taken) -> core.Verdict:
+        kind, recurring = cast(core.Kind, taken.row.kind), taken.row.every is not None
+        limit = self._attempt_limit(taken)
+        return core.verdict(kind, recurring, taken.attempts, limit)
+
+    def _beyond(self, taken: Taken) -> bool:
+        """Whether it was tried more often than its kind may be."""
+        if taken.attempts <= self._attempt_limit(taken):
+            return False
+        return self._verdict(taken) != "keep-trying"
 
     def _done(self, taken: Taken) -> None:
         """Delete the row, or move it to its next tick; guarded by the take."""
@@ -463,13 +473,7 @@ class Jobs:
         self.tree.report_job(taken, error)
         if not self.mine(taken):
             return
-        verdict = core.verdict(
-            cast(core.Kind, row.kind),
-            row.every is not None,
-            taken.attempts,
-            self._attempt_limit(taken),
-        )
-        if verdict not in ("retry", "keep-trying"):
+        if self._verdict(taken) not in ("retry", "keep-trying"):
             self._used_up(taken, text)
             return
         due_at = self._back_off(taken)
