@@ -61,6 +61,19 @@ class AgentKernel:
         return await self._node.tree.kernel.get_agent(cls, name)
 
 
+class _NoKernel:
+    """Where the node of an agent will be; an agent that was made by hand has none."""
+
+    def __get__(self, agent: object, owner: type) -> _NoKernel:
+        if agent is None:
+            return self
+        msg = (
+            f"this {owner.__name__} was not made by a kernel: it has no name, storage"
+            " or parent; get agents with `get_agent` and `dynamic_agents.get`"
+        )
+        raise UsageError(msg)
+
+
 class Agent:
     """Base of all agents."""
 
@@ -70,10 +83,11 @@ class Agent:
     retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
     resumable: ClassVar[bool] = False
     durability: ClassVar[Level | None] = None
+    send_identity_on_connect: ClassVar[bool] = True  # False: clients hear no name
     turn_lane: ClassVar[str | None] = None  # chat bases: one turn after the other
     turn_frames: ClassVar[bool] = False  # chat bases: own clients see turns
 
-    _node: Node
+    _node: Node = cast(Node, _NoKernel())
     _state: str | None = None  # JSON
     _initial: bool = False  # `_state` is the initial one, not stored yet
 
@@ -194,15 +208,6 @@ class Agent:
     def kernel(self) -> AgentKernel:
         """The way to other roots."""
         return AgentKernel(self._node)
-
-    @property
-    def upgraded_from(self) -> str | None:
-        """The class that this agent was before `dynamic_agents.upgrade`, while it starts.
-
-        For `on_start` to change its tables by; told again until a start has succeeded
-        (and once more if the process ends right then). None at all other times.
-        """
-        return self._node.upgraded_from
 
     @property
     def upgraded_from(self) -> str | None:
@@ -512,17 +517,19 @@ class Agent:
         if connection.protocol:
             state = self._stored_state()
             follows = state is not None
-            me = frames.identity(
-                self.name, kebab(self.class_name), state_follows=follows
-            )
             # A chat's word comes first: who knows whom it talks to may speak, and a
             # transcript that came after that would lack what the client has just said.
-            hello = [*self._hello(connection), me]
+            hello = [*self._hello(connection)]
+            if self.send_identity_on_connect:
+                me = kebab(self.class_name)
+                hello.append(frames.identity(self.name, me, state_follows=follows))
             if state is not None:
                 hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
             cursors = self._node.tree.runs.cursors(self._node.slot)
         connection.attach(hello, cursors)
+        about = {"connectionId": connection.id}
+        self._node.tree.emit("connect", self._node.slot, about)
         await self.on_connect(connection, ctx)
 
     def _hello(self, connection: Connection) -> list[str]:
@@ -572,7 +579,7 @@ _HOOKS = {
 } | {"get_connection_tags", "validate_state_change"}
 _SETTINGS = {
     "initial_state", "max_concurrent_agent_tools", "supervision", "retry", "resumable",
-    "durability", "turn_lane", "turn_frames",
+    "durability", "turn_lane", "turn_frames", "send_identity_on_connect",
 }  # fmt: skip
 Agent.__culet_final__ = frozenset(
     name

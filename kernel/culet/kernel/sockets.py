@@ -260,6 +260,8 @@ class Connection:
         self._cursors.clear()
         tree = self._tree
         tree.sockets.leave(self)
+        about = {"connectionId": self.id, "code": code, "reason": reason}
+        tree.emit("disconnect", self._slot, about)
         node = tree.nodes.get(self._slot)
         if tree.closed or node is None or node.state is not State.LIVE:
             return
@@ -355,14 +357,13 @@ async def _on_error(node: Node, error: Exception, conn: Connection) -> None:
 async def _answer(
     node: Node, ctx: Ambient, conn: Connection, frame: client.Rpc
 ) -> None:
-    """Run one client call and push its answer."""
+    """Run one client call and push its answer; nobody gets it when the client is gone."""
     method = node.kind.rpc.get(frame.method)
-    if method is None:
-        known = callable(getattr(node.kind.cls, frame.method, None))
-        what = "is not callable" if known else "does not exist"
-        conn.say(frames.rpc_error(frame.id, f"Method {frame.method} {what}"))
-        return
+    streams = method is not None and method.streams
+    about: dict[str, Any] = {"method": frame.method, "streaming": streams}
     try:
+        if method is None:
+            raise UsageError(_not_callable(node, frame.method))
         args = method.from_json(frame.args)
         if method.streams:
             text = await node.enter(ctx, _stream, node, conn, frame.id, method, args)
@@ -370,25 +371,36 @@ async def _answer(
             value = await node.enter(ctx, method.fn, node.agent, *args)
             text = None if value is None else _encode(value).decode()
         conn.reply(frames.rpc_result(frame.id, text))
+        node.tree.emit("rpc", node.slot, about)
     except BaseException as error:
+        conn.say(frames.rpc_error(frame.id, _told(node, frame.method, error)))
+        node.tree.emit("rpc:error", node.slot, {**about, "error": error})
         if is_stop(error):
-            conn.say(frames.rpc_error(frame.id, "the agent was stopped"))
             raise
-        if isinstance(error, CuletError) and not isinstance(error, _PRIVATE):
-            conn.say(frames.rpc_error(frame.id, str(error)))
-            return
-        error_id = node.tree.kernel.report("rpc", node, error, name=method.where)
-        what = (
-            "the storage is full"
-            if isinstance(error, StorageFull)
-            else "the call failed"
-        )
-        conn.say(frames.rpc_error(frame.id, f"{what} (error {error_id})"))
+
+
+def _not_callable(node: Node, name: str) -> str:
+    known = callable(getattr(node.kind.cls, name, None))
+    return f"Method {name} {'is not callable' if known else 'does not exist'}"
+
+
+def _told(node: Node, method: str, error: BaseException) -> str:
+    """Return what a client is told of a failed call; what it must not read is logged."""
+    if is_stop(error):
+        return "the agent was stopped"
+    if isinstance(error, CuletError) and not isinstance(error, _PRIVATE):
+        return str(error)
+    where = f"{node.kind.name}.{method}"
+    error_id = node.tree.kernel.report("rpc", node, error, name=where)
+    full = isinstance(error, StorageFull)
+    what = "the storage is full" if full else "the call failed"
+    return f"{what} (error {error_id})"
 
 
 async def _stream(
     node: Node, conn: Connection, call_id: str, method: Method, args: Any
 ) -> str | None:
+    """Send what an async generator yields; it is closed when its client is gone."""
     final: Any = None
     async with aclosing(iterate(method.fn(node.agent, *args))) as values:
         async for value in values:
@@ -397,6 +409,8 @@ async def _stream(
                 break
             conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
             await trio.lowlevel.checkpoint()
+            if conn.gone:
+                break
     return None if final is None else _encode(final).decode()
 
 
@@ -441,7 +455,8 @@ class Sockets:
     ) -> None:
         """Push one blob to every connection of an agent; `raw` to no-protocol ones too."""
         stamp = self.tree.barrier.count
-        for connection in self._by_slot.get(slot, ()):
+        # a copy: one that is pushed to may find itself dead, and leaves
+        for connection in self.of(slot):
             if connection in without or not connection._attached:
                 continue
             if connection.protocol or raw:
