@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import trio
 
+from .core.path import path_text
 from .errors import CapacityError, FacetAborted, FacetBroken, UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Node:
 
     def path_text(self) -> str:
         """Return `Class/name` of each step, for logs, receipts and lists."""
-        return "/".join(f"{n.kind.name}/{n.name}" for n in self.lineage())
+        return path_text((n.kind.name, n.name) for n in self.lineage())
 
     # ---- life
 

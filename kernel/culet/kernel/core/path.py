@@ -31,6 +31,8 @@ _UNRESERVED: Final = "-_.!~*'()"
 _STABLE: Final = re.compile(r"[A-Za-z0-9!$&'()*+,\-.:;=@\[\]_|~%]+", re.ASCII)
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CAPITAL: Final = re.compile(r"[A-Z]")
+# what in a name would read as another path, or end a line of a log
+_MISREAD: Final = re.compile("[%/\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _DEFAULT_PORTS: Final = {"http": ":80", "ws": ":80", "https": ":443", "wss": ":443"}
 
 
@@ -62,6 +64,14 @@ class ParsedPath(NamedTuple):
         return "".join(parts) + (
             "" if parts and self.leaf_path == "/" else self.leaf_path
         )
+
+
+def path_text(steps: Iterable[tuple[str, str]]) -> str:
+    """Return a path for people, `Class/name/Class/name`; two paths never read the same."""
+    return "/".join(
+        f"{class_name}/{_MISREAD.sub(lambda found: quote(found.group(), safe=''), name)}"
+        for class_name, name in steps
+    )
 
 
 @lru_cache(maxsize=4096)
