@@ -20,7 +20,7 @@ import apsw
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.ports import Chore, Level
-from culet.storage import Files, Folder
+from culet.storage import Files, Folder, examine
 from culet.storage.agentfile import EmptyDatabase
 from culet.storage.database import Database
 from culet.storage.log import read_chain
@@ -31,6 +31,7 @@ from culet.storage.treelog import LogRecord
 Op = tuple[Any, ...]
 Mode = Literal["none", "all", "some", "torn"]
 NEVER = 1 << 62  # of perf_counter_ns
+CUT = "roots/c/n/cut"  # where the doctor looks for a tree
 
 LIMITS = Limits(
     open_databases=3,  # so that files are closed and opened all the time
@@ -256,6 +257,8 @@ class Proof:
     nested: int = 0
     met: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
+    counted: Callable[[], object] = bool  # called for each image
+    doctor: int = 0  # looks at each n-th image first; 0 means never
 
     def open(self, folder: str, journal: Journal) -> SqliteTree:
         vfs = self.vfs if journal is self.journal else "unix"
@@ -325,7 +328,8 @@ class Life:
         number = rng.randrange(400)
         value: str | int = rng.randrange(1 << 40)
         if isinstance(database, FileAgent):
-            value = rng.randbytes(rng.choice([10, 100, 100, 450, 3000])).hex()
+            size = rng.choice([10, 100, 100, 450, 3000])
+            value = f'"{rng.randbytes(size).hex()}"'
         if k < 7:
             database.execute(
                 f"INSERT OR REPLACE INTO {table} (key, value) VALUES (?, ?)",
@@ -349,14 +353,19 @@ class Life:
         slot = f"s{self.rng.getrandbits(40):010x}"
         self.tree.tree.execute(
             "INSERT INTO main.node (slot, class, name, state, created_at, parent) "
-            "VALUES (?, 'C', ?, 'live', 0, 'x')",
-            (slot, slot),
+            "VALUES (?, 'C', ?, 'live', 0, ?)",
+            (slot, slot, self.root()),
         )
         self.tree.make(self.tree.agent(slot))
         self.proof.met["created"] += 1
 
+    def root(self) -> str | None:
+        """The slot that all others are under; None while there is no node."""
+        sql = "SELECT slot FROM node WHERE parent IS NULL"
+        return next((slot for (slot,) in self.tree.tree.execute(sql)), None)
+
     def delete(self) -> None:
-        slot = self.rng.choice(sorted(self.tree.slots()))
+        slot = self.rng.choice(sorted(self.tree.slots() - {self.root()}))
         self.tree.tree.execute("DELETE FROM main.node WHERE slot = ?", (slot,))
         self.tree.delete(slot)
         self.proof.met["deleted"] += 1
@@ -437,8 +446,12 @@ class Life:
 def check(
     proof: Proof, folder: str, snapshots: dict[int, dict[str, bytes]], must: int
 ) -> str | None:
-    """Open what a cut left; return what is wrong with it."""
+    """Let the doctor look at what a cut left, open it; return what is wrong with it."""
     got = last_lsn(folder)
+    if proof.doctor and proof.images % proof.doctor == 0:
+        problems = [p for tree in examine(proof.folder).trees for p in tree.problems]
+        if problems:
+            return f"the doctor finds: {problems}"
     tree = proof.open(folder, Journal())
     tree.close()
     now = image_of(folder)
@@ -468,7 +481,7 @@ def one_seed(
 ) -> None:
     """Three lives, each on what a cut left of the one before; cuts all along."""
     rng = random.Random(seed)
-    live, cut = f"{proof.folder}/live", f"{proof.folder}/cut"
+    live, cut = f"{proof.folder}/live", f"{proof.folder}/{CUT}"
     shutil.rmtree(live, ignore_errors=True)
     os.makedirs(live)
     ops = proof.journal.ops = []
@@ -520,6 +533,7 @@ def _check_cut(
     rng: random.Random,
 ) -> str | None:
     proof.images += 1
+    proof.counted()
     try:
         if rng.random() >= 0.25:
             return check(proof, folder, snapshots, must)
@@ -542,7 +556,14 @@ def _check_cut(
 
 
 def prove(
-    folder: str, *, images: int, level: Level, first_seed: int = 1, steps: int = 70
+    folder: str,
+    *,
+    images: int,
+    level: Level,
+    first_seed: int = 1,
+    steps: int = 70,
+    counted: Callable[[], object] = bool,
+    doctor: int = 0,
 ) -> Proof:
     """Run histories until that many images were looked at, or one is bad."""
     os.makedirs(folder, exist_ok=True)
@@ -550,7 +571,10 @@ def prove(
     name = f"journal-{os.path.basename(folder)}-{level}"
     vfs = JournalVfs(name, journal)
     templates = Templates(Files(), f"{folder}/templates")
-    proof = Proof(folder, name, level, journal, templates)
+    templates.keep()  # the doctor rests on them
+    proof = Proof(
+        folder, name, level, journal, templates, counted=counted, doctor=doctor
+    )
 
     def stop() -> bool:
         return bool(proof.bad) or proof.images >= images
