@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
@@ -25,7 +24,7 @@ from .errors import Fenced
 
 if TYPE_CHECKING:
     from .core.limits import Limits
-    from .ports import TreeStore
+    from .ports import Stopwatch, TreeStore
 
 _NEVER: Final = 1 << 62  # no slice ends before it
 
@@ -97,6 +96,7 @@ class Barrier:
         writer: Worker | None,
         janitor: Worker | None,
         on_failure: Callable[[BaseException], None],
+        stopwatch: Stopwatch,
     ) -> None:
         self.store = store
         self.limits = limits
@@ -108,6 +108,7 @@ class Barrier:
         self.records_at_once = 0  # made in the loop for a file that never rests
         self._writer, self._janitor = writer, janitor
         self._on_failure = on_failure
+        self._stopwatch = stopwatch
         self._wanted = trio.Event()
         self._urgent = trio.Event()
         self._waiters: deque[tuple[int, trio.Event]] = deque()
@@ -195,8 +196,8 @@ class Barrier:
                 return
 
     async def _record(self) -> None:
-        deadline = time.perf_counter_ns() + int(self.limits.flush_s * 1e9)
-        while self.before and time.perf_counter_ns() < deadline:
+        deadline = self._stopwatch() + int(self.limits.flush_s * 1e9)
+        while self.before and self._stopwatch() < deadline:
             fn = next(iter(self.before))
             del self.before[fn]
             fn()
@@ -214,10 +215,10 @@ class Barrier:
         slice_ns = int(self.limits.slice_s * 1e9)
         at_once = store.crowded
         record = store.begin()
-        until = _NEVER if at_once else time.perf_counter_ns() + slice_ns
-        while not store.fill(record, until):
+        until = _NEVER if at_once else self._stopwatch() + slice_ns
+        while not store.fill(record, until, self._stopwatch):
             await trio.lowlevel.cancel_shielded_checkpoint()
-            until = time.perf_counter_ns() + slice_ns
+            until = self._stopwatch() + slice_ns
         if at_once:
             store.write(record)
             self.records_at_once += 1
@@ -228,7 +229,7 @@ class Barrier:
             await self._writer.run(lambda: store.write(record))
         if self.fenced is not None:
             raise self.fenced
-        self.durable = store.done(record)
+        self.durable = store.done(record, self._stopwatch)
         self.records += 1
         for chore in store.janitor():
             if self._janitor is None:
@@ -245,17 +246,17 @@ class Barrier:
         """Publish, let outboxes go, wake waiters: in slices, or a pass gets long."""
         slice_ns = int(self.limits.slice_s * 1e9)
         held, self._held = self._held, []
-        until = time.perf_counter_ns() + slice_ns
+        until = self._stopwatch() + slice_ns
         for fn in after:
             fn()
-            if time.perf_counter_ns() > until:
+            if self._stopwatch() > until:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                until = time.perf_counter_ns() + slice_ns
+                until = self._stopwatch() + slice_ns
         for waiter in held:
             waiter(self.durable)
-            if time.perf_counter_ns() > until:
+            if self._stopwatch() > until:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                until = time.perf_counter_ns() + slice_ns
+                until = self._stopwatch() + slice_ns
         woken = 0
         for _ in range(len(self._waiters)):
             count, event = self._waiters.popleft()

@@ -1,4 +1,9 @@
-"""Time and chance, injected. Durable time is wall-clock milliseconds; trio only sleeps."""
+"""Time and chance, injected. Durable time is wall-clock milliseconds; trio only sleeps.
+
+Three times are kept apart: the wall, which may jump both ways and is all that is stored;
+trio's clock, which only sleeps and stands still in suspend; and a stopwatch for slices
+of work, so that even where a long pass is cut does not hang on the machine in a test.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,14 @@ _ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Clock(Protocol):
-    """The wall clock. It may jump both ways; nothing but durable time is read from it."""
+    """The wall clock, and a stopwatch."""
 
     def now_ms(self) -> int:
-        """Return epoch milliseconds."""
+        """Return epoch milliseconds. They may jump both ways; all that is stored is this."""
+        ...
+
+    def stopwatch_ns(self) -> int:
+        """Return nanoseconds that only grow, from any zero: how long work has taken."""
         ...
 
 
@@ -23,6 +32,10 @@ class SystemClock:
     def now_ms(self) -> int:
         """Return epoch milliseconds."""
         return time.time_ns() // 1_000_000
+
+    def stopwatch_ns(self) -> int:
+        """Return nanoseconds that only grow."""
+        return time.perf_counter_ns()
 
 
 class Chance:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple, Protocol
 
 SqlValue = None | int | float | str | bytes
 Rows = list[tuple[Any, ...]]
 Level = Literal["power", "process"]
+Stopwatch = Callable[[], int]  # nanoseconds that only grow
 
 
 class TreeKey(NamedTuple):
@@ -161,15 +163,17 @@ class TreeStore(Protocol):
         """Note the end of every dirty file at this instant. One record is in flight."""
         ...
 
-    def fill(self, record: Record, until_ns: int) -> bool:
-        """Collect pages until `time.perf_counter_ns()` passes `until_ns`; True when all."""
+    def fill(
+        self, record: Record, until_ns: int, stopwatch: Stopwatch = perf_counter_ns
+    ) -> bool:
+        """Collect pages until `stopwatch()` passes `until_ns`; True when all are there."""
         ...
 
     def write(self, record: Record) -> None:
         """Write and sync the record. The only call made on the writer thread."""
         ...
 
-    def done(self, record: Record) -> int:
+    def done(self, record: Record, stopwatch: Stopwatch = perf_counter_ns) -> int:
         """The record is durable: checkpoint what may be, return `record.commits`."""
         ...
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter_ns
 from typing import Any, Final, final
 
 import trio
@@ -33,6 +34,7 @@ from .ports import (
     RootEntry,
     Rows,
     SqlValue,
+    Stopwatch,
     Store,
     TreeKey,
     TreeStore,
@@ -43,6 +45,7 @@ from .turn import Chunk, Turn
 
 Path = Sequence[tuple[str, str]]
 EPOCH_MS: Final = 1_767_225_600_000  # 2026-01-01T00:00:00Z, where virtual time begins
+_LOOK_NS: Final = 50_000  # of work between two looks at the stopwatch
 _STEP_S: Final = 1.0  # of a mock clock that does not jump by itself
 
 
@@ -54,13 +57,16 @@ class VirtualClock:
     """A wall clock that follows trio's, and that jumps when told to.
 
     Under `MockClock` it is as virtual as trio's own; `jump` moves the wall alone, as a
-    user or a suspended machine does, forward or back.
+    user or a suspended machine does, forward or back. (Trio's alone: let time pass and
+    `jump` back by as much.) Work takes as long as it is looked at: where a long pass is
+    cut into slices is the same on every machine.
     """
 
     def __init__(self, start_ms: int = EPOCH_MS) -> None:
         self._start_ms = start_ms
         self._zero: float | None = None
         self._jumped_ms = 0
+        self._looks = 0
 
     def now_ms(self) -> int:
         """Return epoch milliseconds."""
@@ -69,6 +75,11 @@ class VirtualClock:
             self._zero = now
         passed = math.floor((now - self._zero) * 1000 + 1e-6)
         return self._start_ms + passed + self._jumped_ms
+
+    def stopwatch_ns(self) -> int:
+        """Return nanoseconds that only grow: trio's, and a little for each look."""
+        self._looks += 1
+        return round(trio.current_time() * 1e9) + self._looks * _LOOK_NS
 
     def jump(self, seconds: float) -> None:
         """Move the wall clock; nothing in the process notices by itself."""
@@ -293,17 +304,19 @@ class _FaultyTree:
         self.faults.check()
         return self.inner.begin()
 
-    def fill(self, record: Record, until_ns: int) -> bool:
-        return self.inner.fill(record, until_ns)
+    def fill(
+        self, record: Record, until_ns: int, stopwatch: Stopwatch = perf_counter_ns
+    ) -> bool:
+        return self.inner.fill(record, until_ns, stopwatch)
 
     def write(self, record: Record) -> None:
         self.faults.before_record()
         self.inner.write(record)
         self.faults.after_record()
 
-    def done(self, record: Record) -> int:
+    def done(self, record: Record, stopwatch: Stopwatch = perf_counter_ns) -> int:
         self.faults.check()
-        return self.inner.done(record)
+        return self.inner.done(record, stopwatch)
 
     def room(self, db: Db) -> bool:
         return self.inner.room(db)

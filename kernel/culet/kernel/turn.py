@@ -7,7 +7,6 @@ drive the generator, stage what it yields, settle what it ended with.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
@@ -413,14 +412,15 @@ def _failure(turn: Turn, error: Exception) -> Ending:
 async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
     """Drive the generator: stage what it yields, let others run, wait when full."""
     slice_ns = int(node.tree.kernel.limits.slice_s * 1e9)
-    until = time.perf_counter_ns() + slice_ns
+    stopwatch = node.tree.kernel.clock.stopwatch_ns
+    until = stopwatch() + slice_ns
     with turn._scope:
         async with aclosing(agent.on_turn(turn)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 turn.say(chunk)
                 if stream.full:
                     await stream.room()
-                    until = time.perf_counter_ns() + slice_ns
-                elif time.perf_counter_ns() > until:
+                    until = stopwatch() + slice_ns
+                elif stopwatch() > until:
                     await trio.lowlevel.checkpoint()
-                    until = time.perf_counter_ns() + slice_ns
+                    until = stopwatch() + slice_ns

@@ -20,7 +20,7 @@ import apsw
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import StorageError
-from culet.kernel.ports import Chore
+from culet.kernel.ports import Chore, Stopwatch
 
 from .errors import CAUGHT, storage_error
 from .treelog import Tracked, TreeLog
@@ -112,14 +112,14 @@ class Janitor:
 
     # --- after a record
 
-    def tidy(self) -> None:
+    def tidy(self, stopwatch: Stopwatch = perf_counter_ns) -> None:
         """Checkpoint what may be, for `limits.checkpoint_s`; plan the rest."""
         log = self._log
-        end = perf_counter_ns() + self._budget_ns
+        end = stopwatch() + self._budget_ns
         if len(log.segments) > 1:
             log.retire()
         for file in self._wanted():
-            if perf_counter_ns() > end:
+            if stopwatch() > end:
                 break
             self._consider(file)
         if not log.power and not self._log_syncing and self._waits_for_log():

@@ -7,11 +7,13 @@ store, and `crash` forgets what no record has taken.
 
 from __future__ import annotations
 
+from time import perf_counter_ns
+
 import apsw
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import NotFound, StorageBusy, StorageError
-from culet.kernel.ports import Chore, Db, Level, Record, RootEntry, TreeKey
+from culet.kernel.ports import Chore, Db, Level, Record, RootEntry, Stopwatch, TreeKey
 
 from .agentfile import AgentDatabase, EmptyDatabase
 from .connection import open_image, set_quota
@@ -158,7 +160,9 @@ class MemoryTree:
             return self._store.agent_image
         return database.connection.serialize("main")
 
-    def fill(self, record: Record, until_ns: int) -> bool:
+    def fill(
+        self, record: Record, until_ns: int, stopwatch: Stopwatch = perf_counter_ns
+    ) -> bool:
         """Return True: `begin` has taken all."""
         return True
 
@@ -171,7 +175,7 @@ class MemoryTree:
             else:
                 self._disk[name] = image
 
-    def done(self, record: Record) -> int:
+    def done(self, record: Record, stopwatch: Stopwatch = perf_counter_ns) -> int:
         """Return the count of commits that are now kept."""
         return record.commits
 

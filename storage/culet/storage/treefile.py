@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
+from time import perf_counter_ns
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -14,7 +15,7 @@ import apsw
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import StorageCorrupt, StorageError, UsageError
-from culet.kernel.ports import Chore, Db, Level, Record
+from culet.kernel.ports import Chore, Db, Level, Record, Stopwatch
 
 from .agentfile import AgentDatabase, EmptyDatabase
 from .connection import check_version, migrate, open_file, set_quota
@@ -312,11 +313,13 @@ class SqliteTree(Connections):
         self._check_open()
         return self.log.begin()
 
-    def fill(self, record: Record, until_ns: int) -> bool:
+    def fill(
+        self, record: Record, until_ns: int, stopwatch: Stopwatch = perf_counter_ns
+    ) -> bool:
         """Collect pages until the time is up; True when all are there."""
         assert isinstance(record, LogRecord)
         try:
-            return self.log.fill(record, until_ns)
+            return self.log.fill(record, until_ns, stopwatch)
         except CAUGHT as error:
             self.log.fail(error)
             raise storage_error(error) from error
@@ -332,11 +335,11 @@ class SqliteTree(Connections):
                 self.log.fail(error)
                 raise storage_error(error) from error
 
-    def done(self, record: Record) -> int:
+    def done(self, record: Record, stopwatch: Stopwatch = perf_counter_ns) -> int:
         """Tidy up after a durable record, return its count of commits."""
         assert isinstance(record, LogRecord)
         count = self.log.done(record)
-        self._janitor.tidy()
+        self._janitor.tidy(stopwatch)
         return count
 
     def room(self, db: Db) -> bool:

@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from typing import Final
 
 from culet.kernel.errors import StorageError
-from culet.kernel.ports import Level
+from culet.kernel.ports import Level, Stopwatch
 
 from .errors import CAUGHT, storage_error
 from .files import Folder
@@ -264,9 +264,14 @@ class TreeLog:
         self.dirty.clear()
         return record
 
-    def fill(self, record: LogRecord, until_ns: int | None = None) -> bool:
+    def fill(
+        self,
+        record: LogRecord,
+        until_ns: int | None = None,
+        stopwatch: Stopwatch = perf_counter_ns,
+    ) -> bool:
         """Read pages until the time is up; at least nothing, at most all: then True."""
-        while record.todo and (until_ns is None or perf_counter_ns() < until_ns):
+        while record.todo and (until_ns is None or stopwatch() < until_ns):
             file, end = record.todo.pop()
             record.entries.append(self._pages(file, end))
         return not record.todo
