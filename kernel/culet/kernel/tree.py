@@ -39,6 +39,7 @@ from .sockets import Sockets
 from .stops import AbortReceipt, Stops
 from .streams import End, RunView, Streams, TurnView, View
 from .turn import Turns
+from .upgrades import Upgrades
 
 if TYPE_CHECKING:
     from .classes import AgentClass
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
     from .ports import TreeKey, TreeStore
 
 log = logging.getLogger("culet.kernel")
-_NODE: Final = "SELECT born, slot, parent, class, name, state FROM node WHERE slot = ?"
+_NODE: Final = (
+    "SELECT born, slot, parent, class, name, state, upgraded_from FROM node"
+    " WHERE slot = ?"
+)
 _CHILD: Final = (
     "SELECT slot FROM node WHERE ifnull(parent, '') = ? AND class = ? AND name = ?"
     " AND state = 'live'"
@@ -72,6 +76,7 @@ class NodeRow(NamedTuple):
     class_name: str
     name: str
     state: str
+    upgraded_from: str | None
 
     @property
     def address(self) -> Address:
@@ -110,6 +115,7 @@ class Tree:
         self.schedules = Schedules(self)
         self.sockets = Sockets(self)
         self.stops = Stops(self)
+        self.upgrades = Upgrades(self)
         self.duties = Duties(self)
         self.jobs.kinds = {
             "call": Kind(self.schedules.fire),
@@ -283,6 +289,7 @@ class Tree:
         """Return the live child, made and started if need be."""
         parent.check()
         check_name(name)
+        await self.upgrades.settled(parent.slot, kind, name)
         slot = self.child_slot(parent.slot, kind, name)
         if slot is not None:
             node = self.nodes.get(slot)
@@ -342,6 +349,9 @@ class Tree:
                 raise Deleted(msg)
             if self.stopping:
                 raise FacetAborted("the tree stops")
+            if (upgrade := self.upgrades.under_way(slot)) is not None:
+                await upgrade.wait()
+                continue
             parent = (
                 None if row.parent is None else await self._awake_parent(row.parent)
             )
@@ -395,6 +405,7 @@ class Tree:
             raise UsageError(msg)
         node = Node(self, slot, parent, kind, row.name, row.born)
         node.props = props
+        node.upgraded_from = row.upgraded_from
         self.nodes[slot] = node
         self.aborted.pop(slot, None)
         if parent is not None:
@@ -423,6 +434,7 @@ class Tree:
         address = (above, node.kind.name, node.name)
         if error is None:
             self._failures.pop(address, None)
+            self.upgrades.started(node)
             return
         limits = self.kernel.limits
         count = self._failures.pop(address, (0, 0.0))[0] + 1
