@@ -265,13 +265,16 @@ async def test_a_start_that_has_failed_for_days_is_tried_still(clock: object) ->
         root = await top(test)
         FAIL.append(10_000)
         await raises(FacetBroken, root.make, "Fails", "f")
-        failures = tree_of(test)._failures
-        (address,) = failures
-        failures[address] = (5_000, 0.0)
-        began = trio.current_time()
+        (record,) = tree_of(test).supervision.records.values()
+        record.count = 5_000
         await raises(FacetBroken, root.make, "Fails", "f")
+        starts = len(STARTS)
+        error = await raises(FacetBroken, root.make, "Fails", "f")
+        assert "5001 times" in str(error)
+        assert len(STARTS) == starts, "it rests"
+        await test.advance(61)
         await raises(FacetBroken, root.make, "Fails", "f")
-        assert 4 < trio.current_time() - began < 6
+        assert len(STARTS) == starts + 1
 
 
 async def test_starts_that_fail_under_any_name_fill_no_memory(clock: object) -> None:
@@ -280,7 +283,7 @@ async def test_starts_that_fail_under_any_name_fill_no_memory(clock: object) -> 
         FAIL.append(100)
         for n in range(8):
             await raises(FacetBroken, root.make, "Fails", f"f{n}")
-        assert [name for _, _, name in tree_of(test)._failures] == [
+        assert [name for _, _, name in tree_of(test).supervision.records] == [
             "f3", "f4", "f5", "f6", "f7",
         ]  # fmt: skip
 

@@ -27,10 +27,10 @@ from .runs import Detached as Detached
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection
 from .stops import AbortReceipt as AbortReceipt
+from .supervise import ChildFailure as ChildFailure
+from .supervise import ChildRef as ChildRef
 from .tools import AgentTool as AgentTool
 from .tools import agent_tool as agent_tool
-from .tree import ChildFailure as ChildFailure
-from .tree import ChildRef as ChildRef
 from .turn import CancelToken as CancelToken
 from .turn import Chunk as Chunk
 from .turn import Progress as Progress

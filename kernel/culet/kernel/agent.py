@@ -35,8 +35,8 @@ from .sockets import Connection, check_tags, message_blob
 from .sql import Transaction, end_stale, rows
 from .state import check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End
+from .supervise import ChildFailure, ChildRef
 from .tools import AgentTool
-from .tree import ChildFailure, ChildRef
 from .turn import CancelToken, Chunk, Progress, Turn
 
 if TYPE_CHECKING:

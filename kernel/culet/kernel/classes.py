@@ -81,6 +81,12 @@ class AgentClass:
         if not inspect.isasyncgenfunction(cls.on_turn):
             msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
             raise UsageError(msg)
+        if cls.supervision not in ("contain", "escalate"):
+            msg = (
+                f"{cls.__name__}.supervision is contain or escalate, "
+                f"not {cls.supervision!r}"
+            )
+            raise UsageError(msg)
         if cls.durability not in (None, "power", "process"):
             msg = (
                 f"{cls.__name__}.durability is power or process, not {cls.durability!r}"

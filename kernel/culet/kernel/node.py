@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
@@ -144,6 +145,12 @@ class Node:
             out.append(node)
             node = node.parent
         return out[::-1]
+
+    @property
+    def address(self) -> tuple[str | None, str, str]:
+        """Slot of the parent, class and name: what outlives the slot."""
+        above = None if self.parent is None else self.parent.slot
+        return above, self.kind.name, self.name
 
     def path_text(self) -> str:
         """Return `Class/name` of each step, for logs, receipts and lists."""
@@ -323,11 +330,15 @@ class Node:
 def is_stop(error: BaseException) -> bool:
     """Whether it is a cancellation or an interrupt, alone or in a group.
 
-    Such an error passes every border of an agent; all others end there.
+    Such an error passes every border of an agent; all others end there: also what only
+    looks like one, a subclass of `KeyboardInterrupt`, or a `Cancelled` that was kept and
+    raised where nothing is cancelled.
     """
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None
-    return isinstance(error, (trio.Cancelled, KeyboardInterrupt))
+        return any(map(is_stop, error.exceptions))
+    if isinstance(error, trio.Cancelled):
+        return trio.current_effective_deadline() == -math.inf
+    return type(error) is KeyboardInterrupt
 
 
 def only_stop(error: BaseException) -> BaseException:

@@ -188,6 +188,7 @@ class Stops:
             return
         plan = self.plan([slot])
         self.tree.endings.delete(slot)
+        self.tree.supervision.forget(row.address)
         self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
         self.tree.sockets.close_all(slots, 4410, "deleted")
         self.tree.emit("delete", slot, row.name)

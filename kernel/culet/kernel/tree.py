@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-import msgspec
 import trio
 
 from .barrier import Barrier
@@ -23,7 +22,6 @@ from .duties import Duties
 from .endings import Endings
 from .errors import (
     CapacityError,
-    ChildDidNotStop,
     Deleted,
     FacetAborted,
     FacetBroken,
@@ -32,12 +30,13 @@ from .errors import (
 )
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
-from .node import Ambient, Node, State, check_cycle, own, starting, starts_under
+from .node import Node, State, check_cycle, own, starting, starts_under
 from .runs import Runs
 from .schedules import Schedules
 from .sockets import Sockets
 from .stops import AbortReceipt, Stops
 from .streams import End, RunView, Streams, TurnView, View
+from .supervise import Supervision
 from .turn import Turns
 from .upgrades import Upgrades
 
@@ -99,7 +98,6 @@ class Tree:
         self.visitors = 0
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
-        self._failures: dict[Address, tuple[int, float]] = {}
         self.barrier = Barrier(
             store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed,
             kernel.clock.stopwatch_ns,
@@ -116,6 +114,7 @@ class Tree:
         self.sockets = Sockets(self)
         self.stops = Stops(self)
         self.upgrades = Upgrades(self)
+        self.supervision = Supervision(self)
         self.duties = Duties(self)
         self.jobs.kinds = {
             "call": Kind(self.schedules.fire),
@@ -297,6 +296,7 @@ class Tree:
                 return node
             self.aborted.pop(slot, None)
             return await self.wake(slot, props=props)
+        self.supervision.check((parent.slot, kind.name, name))
         slot = self._make(parent, kind, name)
         try:
             return await self.wake(slot, props=props)
@@ -357,7 +357,7 @@ class Tree:
             )
             node = self.nodes.get(slot)
             if node is None:
-                if not await self._may_start(row, parent):
+                if not await self.supervision.may_start(row, parent):
                     continue
                 if not self.is_live_slot(slot):
                     continue  # deleted while its parent was woken
@@ -385,17 +385,6 @@ class Tree:
         ):
             return parent
         return await self.wake(slot)
-
-    async def _may_start(self, row: NodeRow, parent: Node | None) -> bool:
-        """Wait for the back-off of failed starts; False: look again from the top."""
-        _count, not_before = self._failures.get(row.address, (0, 0.0))
-        if trio.current_time() < not_before:
-            await trio.sleep_until(not_before)
-            return False
-        if parent is not None and parent.state >= State.STOPPING:
-            await trio.lowlevel.checkpoint()
-            return False
-        return True
 
     def _start(self, slot: str, row: NodeRow, parent: Node | None, props: Any) -> Node:
         group = self.kernel.classes.known
@@ -429,20 +418,10 @@ class Tree:
                 me.waits_for = None
 
     def start_ended(self, node: Node, error: BaseException | None) -> None:
-        """A start is over: one that failed makes the next one wait, longer each time."""
-        above = None if node.parent is None else node.parent.slot
-        address = (above, node.kind.name, node.name)
+        """A start is over, well or not."""
         if error is None:
-            self._failures.pop(address, None)
             self.upgrades.started(node)
-            return
-        limits = self.kernel.limits
-        count = self._failures.pop(address, (0, 0.0))[0] + 1
-        longer = limits.restart_base_s * 2.0 ** min(count - 2, 60)
-        delay = 0.0 if count == 1 else min(longer, limits.restart_max_s)
-        self._failures[address] = (count, trio.current_time() + delay)
-        if len(self._failures) > limits.failed_starts:  # names may be anybody's
-            del self._failures[next(iter(self._failures))]
+        self.supervision.start_ended(node, error)
 
     def forget(self, node: Node) -> None:
         """A node is gone: it leaves the books."""
@@ -456,25 +435,7 @@ class Tree:
 
     def node_failed(self, node: Node, error: BaseException) -> None:
         """A background task raised: this facet breaks, by its supervision more."""
-        if node.state >= State.STOPPING:
-            return
-        node.error = error
-        self.kernel.report("broken", node, error, name="background task")
-        top = node.lineage()[0] if node.agent.supervision == "escalate" else node
-
-        async def stop() -> None:
-            broken = FacetBroken(f"{node.path_text()} broke: {error!r}")
-            broken.__cause__ = error
-            parent = top.parent
-            with suppress(ChildDidNotStop):
-                await self.abort([top.slot], f"broken: {error!r}", error=broken)
-            if parent is not None and parent.state is State.LIVE:
-                failure = ChildFailure(type(error).__name__, str(error), 0)
-                child = ChildRef(top.kind.name, top.name)
-                ctx = Ambient(parent)
-                parent.hook(ctx, parent.agent.on_child_failed, child, failure)
-
-        self.start_soon(stop)
+        self.supervision.broke(node, error)
 
     # ---- stopping
 
@@ -611,17 +572,3 @@ class Tree:
         assert self.nursery is not None
         return list(self.remnants)
 
-
-class ChildRef(msgspec.Struct, frozen=True):
-    """A child by its class and name."""
-
-    class_name: str
-    name: str
-
-
-class ChildFailure(msgspec.Struct, frozen=True):
-    """Why a child broke. `restarts`: how often it was started again since."""
-
-    error_type: str
-    message: str
-    restarts: int

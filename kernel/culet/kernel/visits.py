@@ -26,7 +26,8 @@ from .http import ConnectContext, Request, Response
 from .node import Ambient, Node, is_stop
 from .ports import Gate, Peer, TreeKey
 from .sockets import Connection
-from .tree import ChildRef, Tree
+from .supervise import ChildRef
+from .tree import Tree
 
 if TYPE_CHECKING:
     from .kernel import Kernel

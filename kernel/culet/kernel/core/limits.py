@@ -53,6 +53,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     failed_starts: int = 10_000  # agents whose failed starts are remembered, per tree
     restart_base_s: float = 0.2  # before the third try to start one, then doubling
     restart_max_s: float = 5.0
+    restart_attempts: int = 10  # failures in a row, then it rests
+    restart_rest_s: float = 60.0  # between two starts of an agent that rests
+    restart_calm_s: float = 60.0  # a life that lasts so long makes up for them
 
     # runs and streams
     chunk_bytes: int = 1 << 20  # one stored chunk
