@@ -19,7 +19,7 @@ import pytest
 import trio
 from trio_websocket import ConnectionClosed, HandshakeError
 
-from attack.world import healthy
+from sound import healthy
 from web.serving import Server
 
 APP = Path(__file__).with_name("killed.py")

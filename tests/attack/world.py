@@ -17,8 +17,9 @@ import trio
 from culet.kernel import Agent, Kernel, Limits, open_kernel, rpc
 from culet.kernel.node import Node
 from culet.kernel.ports import TreeKey
-from culet.storage import Files, examine, open_sqlite
+from culet.storage import Files, open_sqlite
 from culet.web import create_app, serve
+from sound import healthy
 from web.serving import Client, Server
 
 NOTES = "CREATE TABLE IF NOT EXISTS note (text TEXT)"
@@ -255,12 +256,6 @@ async def world(
         yield World(Server(url, kernel), kernel, disk, folder)
         nursery.cancel_scope.cancel()
     healthy(folder)
-
-
-def healthy(folder: Path) -> None:
-    """Let the doctor look; nothing may be wrong."""
-    report = examine(str(folder))
-    assert report.ok, [(t.root, t.problems) for t in report.trees if t.problems]
 
 
 async def until(condition: Any, timeout: float = 5.0) -> None:

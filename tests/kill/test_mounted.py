@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trio
 
-from culet.storage.doctor import examine
 from culet.web import connect
 from kill.test_kill import QUESTION, REQUEST, Server, starts
 from kill.watcher import Watcher
+from sound import healthy
 
 POINTS = ["run:ask:2", "child:chunk:12", "child:end:2", "run:end:2", "answer:3"]
 assert len(POINTS) == 5
@@ -45,6 +45,7 @@ async def ask_through_a_death(folder: Path, at: str, *more: str) -> Seen:
             with trio.fail_after(20):
                 await first.process.wait()
             assert first.process.returncode == -signal.SIGKILL, f"{at} was not reached"
+            healthy(folder / "data")
         again = ("--mounted", "--port", port, *more)
         async with Server(folder, ":0", *again) as second:
             with trio.fail_after(40):
@@ -95,8 +96,7 @@ def check(folder: Path, seen: Seen) -> None:
     replayed = seen.raw.chunks[REQUEST]
     assert [json.loads(replayed[n]) for n in range(len(replayed))] == seen.chunks
     assert max(starts(folder).values()) <= 2
-    report = examine(str(folder / "data"))
-    assert report.ok, report
+    healthy(folder / "data")
 
 
 @pytest.mark.slow
