@@ -9,7 +9,7 @@ listed, its lanes free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -21,7 +21,7 @@ from .errors import ChildDidNotStop, Deleted, FacetAborted
 from .node import Node, State
 
 if TYPE_CHECKING:
-    from .tree import Tree
+    from .tree import Address, Tree
 
 
 class AbortReceipt(msgspec.Struct, frozen=True):
@@ -38,6 +38,11 @@ class Stops:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
+        self._deleting: dict[Address, trio.Event] = {}
+
+    def deleting(self, parent: str, class_name: str, name: str) -> trio.Event | None:
+        """Return what is set when the code of a facet that is deleted has stopped."""
+        return self._deleting.get((parent, class_name, name))
 
     def plan(self, slots: Iterable[str]) -> list[Node]:
         """Return the live nodes at and below `slots`, in the order of their stopping."""
@@ -122,15 +127,21 @@ class Stops:
             self.fence(plan, reason, None)
             self.tree.start_soon(self.carry_out, plan)
 
-    async def _carried_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
+    async def _carried_out(
+        self, plan: Sequence[Node], then: Callable[[], object] | None = None
+    ) -> list[tuple[str, str]]:
         """Carry out in a task of the tree: the caller only waits, and may be cut by it."""
         over = trio.Event()
         nodes: list[tuple[str, str]] = []
 
         async def work() -> None:
-            with trio.CancelScope(shield=True):
-                nodes.extend(await self.carry_out(plan))
-            over.set()
+            try:
+                with trio.CancelScope(shield=True):
+                    nodes.extend(await self.carry_out(plan))
+            finally:
+                if then is not None:
+                    then()
+                over.set()
 
         self.tree.start_soon(work)
         await over.wait()
@@ -192,4 +203,11 @@ class Stops:
         self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
         self.tree.sockets.close_all(slots, 4410, "deleted")
         self.tree.emit("delete", slot, row.name)
-        await self._carried_out(plan)
+        over = self._deleting[row.address] = trio.Event()
+
+        def stopped() -> None:
+            if self._deleting.get(row.address) is over:
+                del self._deleting[row.address]
+            over.set()
+
+        await self._carried_out(plan, stopped)

@@ -61,6 +61,13 @@ _CHILDREN: Final = (
     " AND born > coalesce((SELECT born FROM node WHERE parent = ?1 AND class = ?3"
     " AND name = ?4 AND state = 'live'), 0) ORDER BY born LIMIT ?5"
 )
+_UNMAKE: Final = (
+    "DELETE FROM node WHERE slot = ?1 AND NOT EXISTS"
+    " (SELECT 1 FROM job WHERE owner = ?1) AND NOT EXISTS"
+    " (SELECT 1 FROM run WHERE owner = ?1) AND NOT EXISTS"
+    " (SELECT 1 FROM fiber WHERE owner = ?1) AND NOT EXISTS"
+    " (SELECT 1 FROM node WHERE parent = ?1)"
+)
 
 
 Address = tuple[str | None, str, str]
@@ -98,6 +105,7 @@ class Tree:
         self.visitors = 0
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
+        self._made: set[str] = set()  # by `get`, and no start has succeeded yet
         self.barrier = Barrier(
             store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed,
             kernel.clock.stopwatch_ns,
@@ -289,6 +297,9 @@ class Tree:
         parent.check()
         check_name(name)
         await self.upgrades.settled(parent.slot, kind, name)
+        while (over := self.stops.deleting(parent.slot, kind.name, name)) is not None:
+            await over.wait()  # no new life beside code of the old one
+            parent.check()
         slot = self.child_slot(parent.slot, kind, name)
         if slot is not None:
             node = self.nodes.get(slot)
@@ -297,12 +308,7 @@ class Tree:
             self.aborted.pop(slot, None)
             return await self.wake(slot, props=props)
         self.supervision.check((parent.slot, kind.name, name))
-        slot = self._make(parent, kind, name)
-        try:
-            return await self.wake(slot, props=props)
-        except FacetBroken:
-            self._unmake(slot)
-            raise
+        return await self.wake(self._make(parent, kind, name), props=props)
 
     def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
         if len(parent.lineage()) >= DEPTH_MAX:
@@ -315,23 +321,34 @@ class Tree:
         slot = self.kernel.chance.id()
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
+        self._made.add(slot)
         self.emit("spawn", slot, name)
         return slot
 
-    def _unmake(self, slot: str) -> None:
-        """A first start failed: the row that nothing else names is taken back."""
-        if slot in self.nodes:  # somebody else has started it again
+    def _unmake(self, node: Node) -> None:
+        """A first start failed: what it has made and owes goes, with its row.
+
+        Unless its parent has asked it for a run meanwhile: that settles by itself.
+        """
+        self._made.discard(node.slot)
+        if self.closed or self.barrier.fenced is not None:
             return
-        with self.transaction():
-            self.db.execute(
-                "DELETE FROM node WHERE slot = ?1 AND NOT EXISTS"
-                " (SELECT 1 FROM job WHERE owner = ?1) AND NOT EXISTS"
-                " (SELECT 1 FROM run WHERE child = ?1 OR owner = ?1) AND NOT EXISTS"
-                " (SELECT 1 FROM node WHERE parent = ?1) AND parent IS NOT NULL",
-                (slot,),
-            )
-            if self.db.changes and self.store.agent(slot).exists:
-                self.store.delete(slot)
+        slot = node.slot
+        try:
+            asked = self.db.execute("SELECT 1 FROM run WHERE child = ?", (slot,))
+            if asked or not self.is_live_slot(slot):
+                return
+            with self.transaction():
+                self.db.execute(_UNMAKE, (slot,))
+                alone = bool(self.db.changes)
+                if alone and self.store.agent(slot).exists:
+                    self.store.delete(slot)
+            if not alone:
+                self.endings.delete(slot)
+        except StorageError as error:
+            self.kernel.report("storage", node, error, name="a start that failed")
+        else:
+            self.emit("delete", slot, node.name)
 
     async def wake(self, slot: str, *, props: Any = None) -> Node:
         """Return the live node of a slot, starting it and what is above it. Never creates.
@@ -420,6 +437,7 @@ class Tree:
     def start_ended(self, node: Node, error: BaseException | None) -> None:
         """A start is over, well or not."""
         if error is None:
+            self._made.discard(node.slot)
             self.upgrades.started(node)
         self.supervision.start_ended(node, error)
 
@@ -432,6 +450,8 @@ class Tree:
         if node in self.remnants:
             self.remnants.remove(node)
         self.emit("stop", node.slot, node.reason)
+        if node.error is not None and node.slot in self._made:
+            self._unmake(node)
 
     def node_failed(self, node: Node, error: BaseException) -> None:
         """A background task raised: this facet breaks, by its supervision more."""
