@@ -10,7 +10,7 @@ MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
-.PHONY: demo test lint types unit js bench bench-peer coverage mutants fuzz clean
+.PHONY: demo test lint types unit proof long long-kills js bench bench-peer coverage mutants fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
@@ -40,10 +40,37 @@ types: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/pyright
 
+# How much a proof plays is one profile: tests/volume.py. With CI set it is `ci`, and the
+# proofs, which only compute, run in a second process beside all other tests.
+ifdef CI
+test:
+	+$(MAKE) -j2 --no-print-directory proof lint types js unit
+
+unit: $(DEV) js
+	$(BIN)/python -m pytest -m 'not proof'
+
+proof: $(DEV)
+	nice $(BIN)/python -m pytest -m proof --durations=10 >.proof.log 2>&1; \
+	status=$$?; echo 'the proofs in the second process:'; cat .proof.log; exit $$status
+else
+test: lint types js unit
+
 unit: $(DEV)
 	$(BIN)/python -m pytest
 
-test: lint types js unit
+proof: $(DEV)
+	CULET_PROFILE=ci $(BIN)/python -m pytest -m proof
+endif
+
+# A night of it, with a line of progress on stderr.
+long: $(DEV)
+	+$(MAKE) -j2 --no-print-directory long-proof long-kills
+
+long-proof: $(DEV)
+	CULET_PROFILE=long $(BIN)/python -m pytest -m proof -x
+
+long-kills: $(DEV)
+	CULET_PROFILE=long $(BIN)/python -m pytest -x tests/kill/test_kill.py
 
 js: tests/js/node_modules/.stamp tests/js/.chromium $(MOCK)/node_modules/.stamp
 

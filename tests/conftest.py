@@ -117,7 +117,8 @@ class GapProbe(trio.abc.Instrument):
 MARKERS: Final = (
     "gap(reason): this test may hold the loop for long; say why",
     "unsound(reason): this test leaves a folder that is broken or open; say why",
-    "proof(*kinds): its volume follows CULET_PROFILE; CI runs it beside the others",
+    "proof: this test only computes; CI runs it in a second process, beside the others",
+    "volume(kind): this test counts what it plays; CULET_PROFILE says how much that is",
 )
 LEFT_OUT: Final = pytest.StashKey[set[str]]()  # kinds with a test that was not chosen
 PROOFS: Final = pytest.StashKey[set[str]]()  # kinds that this run plays whole
@@ -174,7 +175,7 @@ def sound(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def kinds(items: Iterable[pytest.Item]) -> set[str]:
     """Return what these tests count."""
-    marks = [mark for item in items for mark in item.iter_markers("proof")]
+    marks = [mark for item in items for mark in item.iter_markers("volume")]
     return {kind for mark in marks for kind in mark.args}
 
 

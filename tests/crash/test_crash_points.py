@@ -74,7 +74,8 @@ def stored(folder: Path | None) -> str:
 
 
 @pytest.mark.rule("G-01", "G-02", "I-03")
-@pytest.mark.proof("crash points")
+@pytest.mark.proof
+@pytest.mark.volume("crash points")
 @shared
 @each
 def test_a_death_at_any_point_takes_nothing_back_nor_a_second_one_in_recovery(
@@ -94,7 +95,8 @@ def test_a_death_at_any_point_takes_nothing_back_nor_a_second_one_in_recovery(
 
 
 @pytest.mark.rule("G-01", "G-02")
-@pytest.mark.proof("crash points")
+@pytest.mark.proof
+@pytest.mark.volume("crash points")
 @shared
 @each
 def test_on_files_it_is_the_same_and_the_doctor_is_content_after_each_death(

@@ -178,7 +178,7 @@ def check(
 # trio-websocket leaves the socket of a peer that died to the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
-@pytest.mark.proof("kills")
+@pytest.mark.volume("kills")
 @pytest.mark.parametrize("batch", range(-(-ASKED["kills"].now // BATCH)))
 async def test_kills_lose_nothing_and_do_nothing_twice(
     batch: int, tmp_path: Path

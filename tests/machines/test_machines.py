@@ -14,7 +14,8 @@ from machines.sometimes import Sometimes
 from volume import ASKED, Ledger, Volume
 
 
-@pytest.mark.proof("machine steps")
+@pytest.mark.proof
+@pytest.mark.volume("machine steps")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_holds_for_as_many_steps_as_asked_and_meets_every_mark(name: str) -> None:

@@ -6,7 +6,6 @@ told again for each of its operations, with that one failing.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import threading
@@ -35,6 +34,7 @@ from storage.faultvfs import (
     Seen,
     cuts,
 )
+from volume import PROFILE
 
 LIMITS = Limits(
     open_databases=2,
@@ -47,7 +47,7 @@ JOB = (
     "INSERT INTO main.job (owner, kind, what, at, due_at, lane, created_at) "
     "VALUES ('root0', 'call', 'tick', 5, 5, '', 0)"
 )
-LONG = bool(os.environ.get("CULET_LONG"))  # everything, which takes some minutes
+LONG = PROFILE == "long"  # everything, which takes some minutes
 STRIDE = 1 if LONG else 19  # of the changes after which the power fails
 BIG = "x" * 900
 State = tuple[tuple[str, tuple[str, ...]], ...]  # slot, its notes
@@ -243,6 +243,7 @@ def chosen(plan: Plan, mode: str) -> list[Seen]:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("mode", MODES)
 def test_each_operation_may_fail_and_nothing_told_is_lost(
     tmp_path: Path, mode: str
@@ -262,6 +263,7 @@ def test_each_operation_may_fail_and_nothing_told_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_each_power_cut_leaves_an_instant_that_was_told_or_a_later_one(
     tmp_path: Path,
 ) -> None:

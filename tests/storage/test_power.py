@@ -24,7 +24,8 @@ MUST_MEET = (
 
 
 @pytest.mark.slow
-@pytest.mark.proof("power images")
+@pytest.mark.proof
+@pytest.mark.volume("power images")
 @pytest.mark.parametrize("level", ["power", "process"])
 def test_every_power_image_is_one_instant_of_the_tree(
     tmp_path: Path, level: Level
@@ -113,6 +114,7 @@ MUTANTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__.strip("_"))
 def test_the_proof_catches_a_fault(
     tmp_path: Path,
