@@ -31,12 +31,12 @@ BELOW: Final = (
 )
 _END_RUN: Final = (
     "UPDATE run SET status = ?, reason = ?, error = ?, output = ?, summary = ?,"
-    " usage = ?, n = ?, completed_at = ? WHERE owner = ? AND id = ?"
+    " usage = ?, n = ?, completed_at = max(started_at, ?) WHERE owner = ? AND id = ?"
     " AND status = 'running'"
 )
 _END_FIBER: Final = (
     "UPDATE fiber SET status = ?, reason = ?, error = ?, result = ?, n = ?,"
-    " completed_at = ? WHERE owner = ? AND id = ? AND status = 'running'"
+    " completed_at = max(started_at, ?) WHERE owner = ? AND id = ? AND status = 'running'"
 )
 _RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id = ?"
 _ASKED_RUNS: Final = (
