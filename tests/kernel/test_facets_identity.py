@@ -16,11 +16,13 @@ from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.peers import come, connect, frames_of
 
 NOTES: list[Any] = []
+TRIED: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     NOTES.clear()
+    TRIED.clear()
 
 
 class Plain(Agent):
@@ -54,9 +56,12 @@ class Plain(Agent):
         return (await self.schedule(seconds, "due")).id
 
     async def put(self) -> None:
-        self.queue.put("due")
+        self.queue.put("due", "once more")
 
     async def due(self, payload: Any, schedule: Schedule) -> None:
+        if payload == "once more" and not TRIED:
+            TRIED.append(self.name)
+            raise ValueError("not this time")
         NOTES.append(["due", *self.here()])
 
     async def owed(self) -> int:
