@@ -187,9 +187,11 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note the proofs that this run plays whole."""
-    whole = not any("::" in argument for argument in session.config.args)
-    left_out = session.config.stash.get(LEFT_OUT, set())
-    session.config.stash[PROOFS] = kinds(session.items) - left_out if whole else set()
+    config = session.config
+    whole = not any("::" in argument for argument in config.args)
+    whole = whole and not config.option.collectonly
+    left_out = config.stash.get(LEFT_OUT, set())
+    config.stash[PROOFS] = kinds(session.items) - left_out if whole else set()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

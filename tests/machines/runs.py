@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import trio
 import trio.testing
@@ -25,6 +25,7 @@ from culet.kernel.tree import Tree
 from kernel.peers import RecordingPeer, connect
 from machines.guest import TrioMachine
 from machines.invariants import broken
+from machines.sometimes import Sometimes
 from machines.world import CLASSES, EXPECTED, Actor, Model, Root
 
 ROOT = ("Root", "a")
@@ -92,6 +93,11 @@ class Holds:
 
 class RunMachine(TrioMachine):
     """Rules are what the world does to a tree; see the module's text."""
+
+    sometimes: ClassVar = Sometimes(
+        "completed", "error", "aborted", "interrupted", "fired", "deleted",
+        "crashed", "died in a step", "cut before the end", "told before a crash",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,6 +352,8 @@ class RunMachine(TrioMachine):
         """A client is gone."""
         peer = self.clients.pop(int(choice * len(self.clients)))
         self._look(peer)
+        shown = [over for (who, _), (_, over) in self.last.items() if who is peer]
+        self.sometimes.hit("cut before the end", not all(shown))
 
         async def gone() -> None:
             assert peer.connection is not None
@@ -353,7 +361,10 @@ class RunMachine(TrioMachine):
 
         self.do(gone)
 
-    @rule(commits=st.integers(0, 20), passes=st.integers(0, 30))
+    @rule(
+        commits=st.sampled_from([0, 1, 2, 3, 5, 8, 13]),
+        passes=st.sampled_from([100, 30, 10]),
+    )
     def crash_later(self, commits: int, passes: int) -> None:
         """Die after so many more commits, also between two of one step."""
 
@@ -365,13 +376,21 @@ class RunMachine(TrioMachine):
                 await trio.lowlevel.checkpoint()
 
         self.do(some)
+        self.sometimes.hit("died in a step", self.test.faults.dead)
         self.crash()
 
-    @rule()
+    @rule(really=st.sampled_from([False, False, True]))  # else no life is long
+    def crash_now(self, really: bool) -> None:
+        """Die, wherever everything is."""
+        if really:
+            self.crash()
+
     def crash(self) -> None:
         """Die now; the next life begins on what is durable."""
         self._look_at_all()
         self.model.disturbed = True
+        self.sometimes.hit("crashed")
+        self.sometimes.hit("told before a crash", bool(self.model.told))
         self.do(self._crash)
 
     async def _crash(self) -> None:
@@ -500,6 +519,11 @@ class RunMachine(TrioMachine):
         self.do(trio.testing.wait_all_tasks_blocked)
         tree = self.tree
         assert tree is not None
+        for (status,) in tree.db.execute("SELECT DISTINCT status FROM run"):
+            if status != "running":
+                self.sometimes.hit(status)
+        self.sometimes.hit("fired", bool(self.model.fired))
+        self.sometimes.hit("deleted", bool(self.model.deleted))
         self._nothing_is_left(tree)
         self._hooks_were_called(tree)
         self._clients_agree()

@@ -33,6 +33,7 @@ from culet.kernel.testing import open_test_kernel
 from culet.kernel.tree import Tree
 from kernel.peers import RecordingPeer, connect
 from machines.guest import TrioMachine
+from machines.sometimes import Sometimes
 
 RUNS = ("r0", "r1", "r2")
 ROOT = ("Writer", "a")
@@ -117,6 +118,11 @@ def decoded(text: str | bytes) -> dict[str, Any] | None:
 
 class StreamMachine(TrioMachine):
     """See the module's text."""
+
+    sometimes: ClassVar = Sometimes(
+        "read a page", "came back", "twice", "ended", "crashed", "cut in a replay",
+        "more than one run",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,6 +216,7 @@ class StreamMachine(TrioMachine):
         client = gone[0] if gone and again else Client()
         if client not in self.clients:
             self.clients.append(client)
+        self.sometimes.hit("came back", bool(client.last))
 
         async def join() -> None:
             kind = SlowPeer if slow else RecordingPeer
@@ -228,7 +235,9 @@ class StreamMachine(TrioMachine):
         async def take() -> None:
             for _ in range(pages):
                 if isinstance(client.peer, SlowPeer) and client.peer.closed is None:
+                    before = len(client.peer.out)
                     client.peer.read_page()
+                    self.sometimes.hit("read a page", len(client.peer.out) > before)
 
         self.do(take)
         self._fold(client)
@@ -242,6 +251,8 @@ class StreamMachine(TrioMachine):
         peer, client.peer = client.peer, None
         if peer is None or peer.connection is None:
             return
+        behind = isinstance(peer, SlowPeer) and peer.connection.behind
+        self.sometimes.hit("cut in a replay", behind)
 
         async def gone() -> None:
             assert peer.connection is not None
@@ -269,6 +280,7 @@ class StreamMachine(TrioMachine):
             texts, _over = tree.streams.pull(None, cursor, 4096)
             assert client.peer is not None
             client.peer.out += Blob(*texts).texts
+            self.sometimes.hit("twice", bool(texts) and after >= 0)
 
         self.do(doubled)
         self._fold(client)
@@ -293,14 +305,17 @@ class StreamMachine(TrioMachine):
 
         self.do(jump)
 
-    @rule()
-    def crash(self) -> None:
+    @rule(really=st.sampled_from([False, False, True]))  # else no life is long
+    def crash(self, really: bool) -> None:
         """Die; the next life begins on what is durable."""
+        if not really:
+            return
 
         async def die() -> None:
             for client in self.clients:
                 self._fold(client)
                 client.peer = None
+            self.sometimes.hit("crashed")
             await self.test.crash()
             self._feed()
             await self.test.reopen()
@@ -376,6 +391,8 @@ class StreamMachine(TrioMachine):
                 told.setdefault(event["runId"], []).append(
                     (frame["sequence"], event["kind"])
                 )
+        self.sometimes.hit("more than one run", len(told) > 1)
+        self.sometimes.hit("ended", any(len(frames) > 5 for frames in told.values()))
         for run_id, frames in told.items():
             assert [n for n, _ in frames] == list(range(len(frames))), run_id
             ends = [k for _, k in frames if k not in ("started", "chunk")]
