@@ -30,7 +30,7 @@ from .errors import (
     StorageFull,
     UsageError,
 )
-from .node import Node
+from .node import Node, is_stop
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
 
@@ -372,7 +372,9 @@ class Kernel:
         for fn in [*self._listeners.get(channel, ()), *self._listeners.get("*", ())]:
             try:
                 fn(channel, tree, subject, detail)
-            except Exception:
+            except BaseException as error:
+                if is_stop(error):
+                    raise
                 log.exception("a listener of %r failed", channel)
 
     def report(
