@@ -19,6 +19,7 @@ from .core.run import AgentToolRun as AgentToolRun
 from .fibers import FiberRecovery as FiberRecovery
 from .fibers import FiberResolution as FiberResolution
 from .http import ConnectContext as ConnectContext
+from .http import Forward as Forward
 from .http import Request as Request
 from .http import Response as Response
 from .kernel import Kernel as Kernel

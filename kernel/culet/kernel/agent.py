@@ -19,7 +19,7 @@ from .core.job import Retry
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
 from .errors import NotFound, StorageError, UsageError
-from .http import ConnectContext, Request, Response
+from .http import ConnectContext, Forward, Request, Response
 from .node import Ambient, Node, ambient
 from .nouns import (
     DynamicAgents,
@@ -116,6 +116,13 @@ class Agent:
     async def on_request(self, request: Request) -> Response:
         """Answer an HTTP request; the default is 404."""
         return Response("Not implemented", 404)
+
+    async def on_forward(self, request: Request) -> Forward | Response | None:
+        """Say whether another root answers this request or socket in this one's place.
+
+        Asked of the agent that was addressed, before it answers; None: it does so
+        itself. The sockets belong to the other root: this agent does not see them.
+        """
 
     async def on_connect(self, connection: Connection, ctx: ConnectContext) -> None:
         """Called when a client has connected, after the protocol's own frames."""

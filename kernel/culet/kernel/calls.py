@@ -388,6 +388,19 @@ class OutsideTarget:
                     await tree.durable()
 
 
+def outside_target(stub: Any) -> OutsideTarget:
+    """Return where a stub points that `get_agent` or `get_sub_agent` has returned.
+
+    Raises `UsageError` for anything else.
+    """
+    if isinstance(stub, Stub):
+        target = object.__getattribute__(stub, "_target")
+        if isinstance(target, OutsideTarget):
+            return target
+    msg = f"a stub that get_agent or get_sub_agent returned is wanted, not {stub!r}"
+    raise UsageError(msg)
+
+
 async def iterate(stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Yield from an async generator and close it for certain, in this task."""
     try:

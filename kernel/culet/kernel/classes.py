@@ -97,6 +97,7 @@ class AgentClass:
         self.hears_finish = cls.on_agent_tool_finish is not base.on_agent_tool_finish
         self.hears_progress = cls.on_progress is not base.on_progress
         self.hears_state = cls.on_state_changed is not base.on_state_changed
+        self.forwards = cls.on_forward is not base.on_forward
         self.hears_close = cls.on_close is not base.on_close
 
     def __repr__(self) -> str:

@@ -73,8 +73,12 @@ class Request:
             yield self._body
             return
         source, self._stream = self._stream, _spent
-        async for part in source():
-            yield part
+        parts = source()
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            await closed(parts)
 
     async def read(self, *, max_bytes: int = DEFAULT.body_bytes) -> bytes:
         """Return the whole body; raises `CapacityError` beyond `max_bytes`."""
@@ -131,6 +135,13 @@ class Request:
         return other
 
 
+async def closed(parts: AsyncIterator[bytes]) -> None:
+    """End an iterator that may be a generator: whoever stops reading ends what feeds it."""
+    close = getattr(parts, "aclose", None)
+    if close is not None:
+        await close()
+
+
 async def _spent() -> AsyncIterator[bytes]:
     msg = "the request body was read already"
     raise UsageError(msg)
@@ -166,6 +177,17 @@ class Response:
         return cls(
             msgspec.json.encode(obj), status, {"content-type": "application/json"}
         )
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """What `on_forward` returns: who answers instead, and the raw path left for it.
+
+    `to` is a stub of another root, of `kernel.get_agent`. `path` may begin with hops
+    (`/sub/…`), which pass the gates below that root.
+    """
+
+    to: Any
+    path: str = "/"
 
 
 class ConnectContext(msgspec.Struct, frozen=True):

@@ -2,16 +2,18 @@
 
 Order: the root gate (`admit`), open the root, the gate of hop 1, open hop 1, and so on.
 Only the last step of an external path may be created; an absent step before it is 404
-with nothing written. An unknown class anywhere ends it.
+with nothing written. An unknown class anywhere ends it. The agent that is reached may
+say that another root answers (`on_forward`): the walk goes on below that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from .core.limits import DEPTH_MAX
-from .core.path import ParsedPath, PathStep, check_name
+from .calls import OutsideTarget, outside_target
+from .core.limits import DEPTH_MAX, FORWARDS_MAX
+from .core.path import ParsedPath, PathBelow, PathStep, check_name, parse_below
 from .errors import (
     CapacityError,
     CuletError,
@@ -22,8 +24,8 @@ from .errors import (
     Refused,
     UsageError,
 )
-from .http import ConnectContext, Request, Response
-from .node import Ambient, Node, is_stop
+from .http import ConnectContext, Forward, Request, Response, closed
+from .node import Ambient, Node, ambient, is_stop
 from .ports import Gate, Peer, TreeKey
 from .sockets import Connection
 from .supervise import ChildRef
@@ -32,6 +34,7 @@ from .tree import Tree
 if TYPE_CHECKING:
     from .kernel import Kernel
 
+_TOO_DEEP: Final = f"a path has at most {DEPTH_MAX} steps"
 Admit = Callable[[Request, PathStep], Awaitable[Request | Response | None]]
 
 
@@ -77,9 +80,12 @@ class Visit:
 
 async def _gated(tree: Tree, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Hold each part of a streamed body until what it may reveal is durable."""
-    async for part in body:
-        await tree.durable()
-        yield part
+    try:
+        async for part in body:
+            await tree.durable()
+            yield part
+    finally:
+        await closed(body)
 
 
 def error_response(error: CuletError) -> Response:
@@ -125,47 +131,126 @@ async def _visit(
     tree = await kernel.open_root(key, create=not path.hops)
     with tree.visitor():
         node = await tree.wake(tree.root_slot, props=props if not path.hops else None)
-        for number, hop in enumerate(path.hops, 1):
-            request = request.at(path.tail(number - 1))
-            child = ChildRef(hop.class_name, hop.name)
-            ctx = Ambient(node, request=request, identity=request.identity)
-            gate = node.agent.on_before_sub_agent
+        return await _descend(tree, node, path.below, request, props=props)
 
-            async def ask(
-                asked: Request, ref: ChildRef, *, at: Node = node, within: Ambient = ctx,
-                hook: Any = gate,
-            ) -> Any:  # fmt: skip
-                return await at.enter(within, hook, asked, ref)
 
-            answer = await _gate(kernel, node, ask, request, child)
-            if isinstance(answer, Response):
-                await tree.durable()
-                return answer
-            request = answer
-            last = number == len(path.hops)
-            node = await _step(
-                tree, node, hop, create=last, props=props if last else None
-            )
-        await tree.durable()
-        if path.hops:
-            request = request.at(path.leaf_path)
-        return Visit(tree, node.slot, request.replace(path=path.leaf_path))
+async def visit_below(parent: Any, tail: str, request: Request) -> Visit | Response:
+    """Walk `tail`, the raw path that is left below an agent, through the gates below it.
+
+    `parent` is a stub that `get_agent` or `get_sub_agent` returned; it is woken, never
+    made. Whether the visitor may come as far as the parent was for the caller to ask.
+    """
+    target = outside_target(parent)
+    try:
+        below = parse_below(tail, target.kernel.classes.known)
+        return await _visit_below(target, below, request)
+    except CuletError as error:
+        return error_response(error)
+
+
+async def _visit_below(
+    target: OutsideTarget, below: PathBelow, request: Request, *, forwards: int = 0
+) -> Visit | Response:
+    _check_hops(target.kernel, below)
+    caller = ambient.get()
+    if caller is not None:
+        await caller.node.tree.durable()
+    tree = await target.kernel.open_root(target.key, create=False)
+    with tree.visitor():
+        node = await tree.wake(target.slot)
+        if len(node.lineage()) + len(below.hops) > DEPTH_MAX:
+            raise UsageError(_TOO_DEEP)
+        if not below.hops:
+            request = request.at(below.leaf_path)
+        return await _descend(tree, node, below, request, forwards=forwards)
+
+
+async def _descend(
+    tree: Tree,
+    node: Node,
+    below: PathBelow,
+    request: Request,
+    *,
+    props: Any = None,
+    forwards: int = 0,
+) -> Visit | Response:
+    """Go down from a node, a gate at each hop; only the last step may be made."""
+    for number, hop in enumerate(below.hops, 1):
+        request = request.at(below.tail(number - 1))
+        child = ChildRef(hop.class_name, hop.name)
+        answer = await _gate(
+            tree.kernel, node, _within(node, node.agent.on_before_sub_agent, request),
+            request, child,
+        )  # fmt: skip
+        if isinstance(answer, Response):
+            await tree.durable()
+            return answer
+        request = answer
+        last = number == len(below.hops)
+        node = await _step(tree, node, hop, create=last, props=props if last else None)
+    await tree.durable()
+    if below.hops:
+        request = request.at(below.leaf_path)
+    request = request.replace(path=below.leaf_path)
+    if node.kind.forwards:
+        return await _forwarded(tree, node, request, forwards)
+    return Visit(tree, node.slot, request)
+
+
+async def _forwarded(
+    tree: Tree, node: Node, request: Request, forwards: int
+) -> Visit | Response:
+    """Ask an agent who answers in its place, and go there."""
+    hook = _within(node, node.agent.on_forward, request)
+    answer = await _asked(tree.kernel, node, hook, request, (Forward, Response))
+    if answer is None:
+        return Visit(tree, node.slot, request)
+    await tree.durable()
+    if isinstance(answer, Response):
+        return answer
+    if forwards >= FORWARDS_MAX:
+        msg = f"a request is forwarded at most {FORWARDS_MAX} times"
+        raise UsageError(msg)
+    target = outside_target(answer.to)
+    below = parse_below(answer.path, tree.kernel.classes.known)
+    return await _visit_below(target, below, request, forwards=forwards + 1)
+
+
+def _within(node: Node, hook: Callable[..., Awaitable[Any]], request: Request) -> Any:
+    """Return a hook of an agent as a call that enters it for this request."""
+    ctx = Ambient(node, request=request, identity=request.identity)
+
+    async def call(*args: Any) -> Any:
+        return await node.enter(ctx, hook, *args)
+
+    return call
 
 
 async def _gate(
     kernel: Kernel, node: Node | None, gate: Any, request: Request, child: Any
 ) -> Request | Response:
     """Ask one gate; a failing gate refuses with 500 and says nothing of why."""
+    answer = await _asked(kernel, node, gate, request, (Request, Response), child)
+    return request if answer is None else answer
+
+
+async def _asked(
+    kernel: Kernel,
+    node: Node | None,
+    hook: Any,
+    request: Request,
+    kinds: tuple[type, ...],
+    *args: Any,
+) -> Any:
+    """Ask a hook that decides over a request; what it must not answer refuses it."""
     try:
-        answer = await gate(request, child)
+        answer = await hook(request, *args)
     except BaseException as error:
         if is_stop(error) or isinstance(error, CuletError):
             raise
         error_id = kernel.report("gate", node, error, name=request.url)
         return Response(f"refused (error {error_id})", 500)
-    if answer is None:
-        return request
-    if isinstance(answer, (Request, Response)):
+    if answer is None or isinstance(answer, kinds):
         return answer
     error_id = kernel.report("gate", node, TypeError(repr(answer)), name=request.url)
     return Response(f"refused (error {error_id})", 500)
@@ -189,10 +274,13 @@ def _check(kernel: Kernel, path: ParsedPath) -> None:
     if path.root.class_name not in kernel.classes.roots:
         raise NotFound(path.root.class_name)
     check_name(path.root.name, root=True)
-    for hop in path.hops:
+    _check_hops(kernel, path.below)
+    if len(path.hops) + 1 > DEPTH_MAX:
+        raise UsageError(_TOO_DEEP)
+
+
+def _check_hops(kernel: Kernel, below: PathBelow) -> None:
+    for hop in below.hops:
         if hop.class_name not in kernel.classes.facets:
             raise NotFound(hop.class_name)
         check_name(hop.name)
-    if len(path.hops) + 1 > DEPTH_MAX:
-        msg = f"a path has at most {DEPTH_MAX} steps"
-        raise UsageError(msg)

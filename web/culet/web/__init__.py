@@ -10,4 +10,6 @@ from .app import create_app as create_app
 from .app import install as install
 from .client import RemoteAgent as RemoteAgent
 from .client import connect as connect
+from .routing import route_sub_agent_request as route_sub_agent_request
+from .routing import route_sub_agent_socket as route_sub_agent_socket
 from .serve import serve as serve

@@ -25,8 +25,9 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
 
-from .asgi import AgentSockets, raw_path
+from .asgi import INTAKE, AgentSockets, raw_path
 from .gateway import Authenticate, Cors, Gateway, Origins
+from .intake import Intake
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`
 Opener = Callable[[], AbstractAsyncContextManager[Kernel]]
@@ -111,8 +112,8 @@ def install(
             return None
         if not gateway.ready:
             return QuartResponse("not ready\n", 503, {"retry-after": "1"})
-        asked = _kernel_request(current_request, path, gateway.limits)
-        return _quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
+        asked = kernel_request(current_request, path, gateway.limits)
+        return quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
 
     app.before_request(agents)
     if probes:
@@ -217,9 +218,26 @@ def _add_probes(app: QuartTrio, gateway: Gateway) -> None:
         app.add_url_rule(f"/{view.__name__}", f"culet.{view.__name__}", view)
 
 
-def _kernel_request(request: QuartRequest, raw_path: str, limits: Limits) -> Request:
-    query = request.query_string.decode("latin-1")
+def kernel_request(
+    request: QuartRequest,
+    raw_path: str,
+    limits: Limits,
+    *,
+    query: str | None = None,
+    identity: Any = None,
+) -> Request:
+    """Return a request of Quart's as gates and agents see it.
+
+    Its body is streamed, and not taken from the client faster than it is read. `query`
+    (raw) stands for its own.
+    """
+    if query is None:
+        query = request.query_string.decode("latin-1")
     length = request.content_length
+    intake = cast("Intake | None", cast(Any, request.scope).get(INTAKE))
+    if intake is not None:
+        intake.bound(limits)
+    incoming = request.body  # an answer that reads on has no request context any more
 
     async def body() -> AsyncIterator[bytes]:
         too_large = Refused("the request body is too large", status=413)
@@ -227,11 +245,15 @@ def _kernel_request(request: QuartRequest, raw_path: str, limits: Limits) -> Req
             raise too_large
         size = 0
         try:
-            async for part in request.body:
+            async for part in incoming:
+                if intake is not None:
+                    intake.read(len(part))
                 size += len(part)
                 if size > limits.body_bytes:
                     raise too_large
                 yield part
+            if intake is not None and intake.dropped:
+                raise Refused("the request body was not read in time", status=408)
         except HTTPException as error:  # the app has a bound of its own
             raise Refused(str(error), status=error.code or 400) from error
 
@@ -239,11 +261,13 @@ def _kernel_request(request: QuartRequest, raw_path: str, limits: Limits) -> Req
         request.method,
         f"{raw_path}?{query}" if query else raw_path,
         headers={name.lower(): value for name, value in request.headers.items()},
+        identity=identity,
         body=body,
     )
 
 
-def _quart_response(response: Response, *, head: bool) -> QuartResponse:
+def quart_response(response: Response, *, head: bool) -> QuartResponse:
+    """Return an answer as Quart sends it; one to HEAD without its body."""
     body = response.body
     if not isinstance(body, bytes):
         answer = QuartResponse(b"" if head else body, response.status)

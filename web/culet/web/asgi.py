@@ -24,13 +24,14 @@ from urllib.parse import quote
 import trio
 
 from culet.kernel.core.limits import Limits
-from culet.kernel.errors import CuletError
+from culet.kernel.errors import CuletError, UsageError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 
-from .gateway import Gateway, close_code, opened
+from .gateway import Enter, Gateway, close_code, opened
+from .intake import Intake
 from .outbox import Close
 from .session import Session
 
@@ -44,6 +45,8 @@ LAST_S: Final = 1.0  # for the last words of a connection
 _RESTART: Final = Close(1012, "the server restarts")
 _ABNORMAL: Final = 1006
 _TOO_BIG: Final = 1009
+INTAKE: Final = "culet.intake"  # in the scope of a request: its body's way in
+UNTAKEN: Final = "culet.socket"  # in the scope of a WebSocket of the app
 _CORK: Final[int | None] = getattr(trio.socket, "TCP_CORK", None)  # Linux
 
 
@@ -90,20 +93,46 @@ class AgentSockets:
             await _refuse_loop(scope, receive, send)
             return
         if scope["type"] == "http":
-            await self._app(scope, receive, finishing(send))
+            await self._request(scope, receive, send)
             return
         if scope["type"] == "websocket":
             path = raw_path(scope)
             for gateway in self._gateways:
                 if gateway.owns(path):
-                    await self._counted(gateway, scope, path, receive, send)
+                    request = kernel_request(scope, path)
+                    enter = gateway.enter
+                    await self.serve(gateway, scope, request, enter, receive, send)
                     return
+            await Untaken(self, scope, receive, send).offer(self._app)
+            return
         await self._app(scope, receive, send)
 
-    async def _counted(
-        self, gateway: Gateway, scope: Scope, path: str, receive: Receive, send: Send
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        intake = scope[INTAKE] = Intake(receive)
+        path = raw_path(scope)
+        for gateway in self._gateways:
+            if gateway.owns(path):
+                intake.bound(gateway.limits)
+        try:
+            await self._app(scope, intake.receive, finishing(send, intake))
+        except Exception:
+            await intake.abandon(send)
+            raise
+
+    def gateway_of(self, kernel: Kernel) -> Gateway | None:
+        """Return the gateway that serves a kernel."""
+        return next((g for g in self._gateways if g.serves(kernel)), None)
+
+    async def serve(
+        self,
+        gateway: Gateway,
+        scope: Scope,
+        request: Request,
+        enter: Enter,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        """Be one of a bounded number of sockets."""
+        """Be a session with the agent that `enter` reaches: one of a bounded number."""
         address = str((scope.get("client") or ("-",))[0])
         limits, count = gateway.limits, self._open
         if (
@@ -114,14 +143,62 @@ class AgentSockets:
             return
         count[address] += 1
         try:
-            await _serve(gateway, scope, path, receive, send)
+            await _serve(gateway, scope, request, enter, receive, send)
         finally:
             count[address] -= 1
             if not count[address]:
                 del count[address]
 
 
-def finishing(send: Send) -> Send:
+@final
+class Untaken:
+    """A WebSocket that goes to the app, which may leave it to an agent before accepting.
+
+    Once taken, the app hears and says nothing of it any more: what arrives is for the
+    agent's session.
+    """
+
+    def __init__(
+        self, sockets: AgentSockets, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self.sockets, self.scope = sockets, scope
+        self._receive, self._send = receive, send
+        self._accepted = self._taken = False
+        self._to_agent, self._from_client = trio.open_memory_channel[Event](0)
+
+    async def offer(self, app: App) -> None:
+        """Let the app have it."""
+        self.scope[UNTAKEN] = self
+        await app(self.scope, self._for_app, self._from_app)
+
+    async def take(self, gateway: Gateway, request: Request, enter: Enter) -> None:
+        """Leave it to the agent that `enter` reaches; returns when it has ended.
+
+        Raises `UsageError` when the app has accepted it already, or left it before.
+        """
+        if self._accepted or self._taken:
+            raise UsageError(
+                "the WebSocket was accepted already: leave that to the route"
+            )
+        self._taken = True
+        await self.sockets.serve(
+            gateway, self.scope, request, enter, self._from_client.receive, self._send
+        )
+
+    async def _for_app(self) -> Event:
+        while True:
+            event = await self._receive()
+            if not self._taken:
+                return event
+            await self._to_agent.send(event)
+
+    async def _from_app(self, message: Event) -> None:
+        if not self._taken:
+            self._accepted = self._accepted or message["type"] == "websocket.accept"
+            await self._send(message)
+
+
+def finishing(send: Send, intake: Intake) -> Send:
     """Let the last message of a response reach hypercorn's end of it.
 
     While it is sent, hypercorn tells the app that the client is gone, at which
@@ -131,6 +208,8 @@ def finishing(send: Send) -> Send:
 
     async def sending(message: Event) -> None:
         last = message["type"] == "http.response.body" and not message.get("more_body")
+        if last:
+            intake.end()
         with trio.CancelScope(shield=last):
             await send(message)
 
@@ -138,9 +217,13 @@ def finishing(send: Send) -> Send:
 
 
 async def _serve(
-    gateway: Gateway, scope: Scope, path: str, receive: Receive, send: Send
+    gateway: Gateway,
+    scope: Scope,
+    request: Request,
+    enter: Enter,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    request = _kernel_request(scope, path)
     refusal = gateway.refuse_upgrade(request)
     if refusal is not None:
         await _refuse_in_http(scope, send, refusal)
@@ -151,7 +234,7 @@ async def _serve(
     if not gateway.ready:
         await _refuse(receive, send, _RESTART)
         return
-    visited = await gateway.enter(request)
+    visited = await enter(request)
     refused = (
         await _converse(gateway, scope, request, visited, receive, send)
         if isinstance(visited, Visit)
@@ -398,14 +481,18 @@ async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
     await send({"type": body, "body": refusal.body, "more_body": False})
 
 
-def _kernel_request(scope: Scope, path: str) -> Request:
-    """Return the handshake as gates and agents see it."""
+def kernel_request(
+    scope: Scope, path: str, *, query: str | None = None, identity: Any = None
+) -> Request:
+    """Return the handshake as gates and agents see it. `query` stands for its own."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    query = scope.get("query_string", b"").decode("latin-1")
-    return Request("GET", f"{path}?{query}" if query else path, headers=headers)
+    if query is None:
+        query = scope.get("query_string", b"").decode("latin-1")
+    url = f"{path}?{query}" if query else path
+    return Request("GET", url, headers=headers, identity=identity)
 
 
 def _decline_compression(send: Send) -> None:

@@ -17,11 +17,12 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import is_stop
 from culet.kernel.sockets import Connection
-from culet.kernel.visits import Admit, Visit, error_response, visit
+from culet.kernel.visits import Admit, Visit, error_response, visit, visit_below
 
 from .outbox import Close
 
 Authenticate = Callable[[Request], Awaitable[Any]]
+Enter = Callable[[Request], Awaitable[Visit | Response]]
 Origins = str | tuple[str, ...] | None
 Cors = bool | Mapping[str, str]
 _CORS: Final = {
@@ -71,6 +72,10 @@ class Gateway:
         if self._kernel is None:
             raise UsageError("the kernel is not open yet")
         return self._kernel
+
+    def serves(self, kernel: Kernel) -> bool:
+        """Whether that is its kernel."""
+        return self._kernel is kernel
 
     def serve(self, kernel: Kernel | None) -> None:
         """Serve this kernel from now on, or none."""
@@ -140,26 +145,39 @@ class Gateway:
             request = request.replace(identity=identity)
         return await visit(kernel, path, request, admit=self.admit, props=self.props)
 
-    async def answer(self, request: Request) -> Response:
-        """Answer one HTTP request on an agent's path."""
+    async def enter_below(
+        self, parent: Any, tail: str | None, request: Request
+    ) -> Visit | Response:
+        """Let a request in below an agent that a route of one's own has chosen.
+
+        `tail` is the raw path from the first hop on, None when there was none.
+        """
+        if tail is None:
+            return Response("no sub-agent is named in the path", 400)
+        return await visit_below(parent, tail, request)
+
+    async def answer(self, request: Request, enter: Enter | None = None) -> Response:
+        """Answer one HTTP request for the agent that `enter` reaches with it."""
         if self.cors and request.method == "OPTIONS":
             return Response(b"", 200, self.cors)
         if self.cors or self.allows(request.headers):
-            response = await self._answer(request)
+            response = await answered(request, enter or self.enter)
         else:
             response = Response("foreign origin", 403)
         for name, value in self.cors.items():
             response.headers.setdefault(name, value)
         return response
 
-    async def _answer(self, request: Request) -> Response:
-        visited = await self.enter(request)
-        if isinstance(visited, Response):
-            return visited
-        try:
-            return await visited.handle()
-        except CuletError as error:
-            return error_response(error)
+
+async def answered(request: Request, enter: Enter) -> Response:
+    """Return what the agent that `enter` reaches answers, or why it was not reached."""
+    visited = await enter(request)
+    if isinstance(visited, Response):
+        return visited
+    try:
+        return await visited.handle()
+    except CuletError as error:
+        return error_response(error)
 
 
 async def opened(kernel: Kernel, connection: Connection) -> Close | None:

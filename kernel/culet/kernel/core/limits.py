@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 DEPTH_MAX: Final = 4  # of a path, root included
+FORWARDS_MAX: Final = 4  # of one request, from root to root
 NAME_MAX: Final = 256  # code points of one agent name
 TAGS_MAX: Final = 9  # of a connection, besides its id
 TAG_MAX: Final = 256  # code points of one
@@ -89,6 +90,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ping_s: float = 25.0
     header_bytes: int = 32 << 10
     body_bytes: int = 16 << 20
+    body_unread_bytes: int = 256 << 10  # of a body: then the client waits
+    body_wait_s: float = 60.0  # for an agent to read on; then the rest is dropped
     connections: int = 10_000
     connections_per_address: int = 1_000
     rpc_per_connection: int = 1_024  # in flight

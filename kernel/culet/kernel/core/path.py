@@ -16,7 +16,7 @@ and, at the root, that a URL carries unchanged; and parsing returns, raises
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes, urlsplit
@@ -54,6 +54,22 @@ class ParsedPath(NamedTuple):
     def steps(self) -> tuple[PathStep, ...]:
         """All levels, root first."""
         return (self.root, *self.hops)
+
+    @property
+    def below(self) -> PathBelow:
+        """What is addressed below the root."""
+        return PathBelow(self.hops, self.leaf_path)
+
+    def tail(self, hop: int) -> str:
+        """Return the path from a hop on (0: the first), still encoded."""
+        return self.below.tail(hop)
+
+
+class PathBelow(NamedTuple):
+    """What a path addresses below an agent; without hops that agent itself."""
+
+    hops: tuple[PathStep, ...]
+    leaf_path: str
 
     def tail(self, hop: int) -> str:
         """Return the path from a hop on (0: the first), still encoded."""
@@ -156,15 +172,49 @@ def parse_agent_path(
     if root_class is None:
         raise UsageError(f"no agent class answers to {class_segment!r}")
     root = PathStep(root_class, check_name(_decode(name_segment), root=True))
+    hops, leaf_path = _hops(rest, table)
+    return ParsedPath(root, hops, leaf_path)
+
+
+def parse_below(raw_path: str, classes: Iterable[str]) -> PathBelow:
+    """Read the raw path that is left below an agent: hops at its very start, then a leaf.
+
+    Raises what `parse_agent_path` raises, by the same rules.
+    """
+    path = raw_path.partition("#")[0].partition("?")[0]
+    parts = [part for part in path.split("/") if part]
+    if "\\" in path or any(_is_dots(part) for part in parts):
+        raise UsageError("dot segments and backslashes are not allowed in a path")
+    return PathBelow(*_hops(parts, _table(tuple(classes))))
+
+
+def find_below(raw_path: str) -> str | None:
+    """Return the part of a raw path that begins with its first `sub` marker, or None.
+
+    What stands before belongs to whoever routes; the first marker decides, whether or
+    not a known class follows it.
+    """
+    path = raw_path.partition("#")[0].partition("?")[0]
+    parts = [part for part in path.split("/") if part]
+    if RESERVED not in parts:
+        return None
+    return "/" + "/".join(parts[parts.index(RESERVED) :])
+
+
+def _hops(
+    parts: list[str], table: Mapping[str, str]
+) -> tuple[tuple[PathStep, ...], str]:
+    """Split the segments after an agent into hops and the leaf path."""
     hops: list[PathStep] = []
+    rest = parts
     while rest and rest[0] == RESERVED:
         if len(rest) < 3 or rest[1] not in table:
             raise NotFound("no such agent")
         hops.append(PathStep(table[rest[1]], check_name(_decode(rest[2]))))
-        del rest[:3]
+        rest = rest[3:]
     if len(hops) >= DEPTH_MAX:
         raise UsageError(f"a path has at most {DEPTH_MAX} levels, not {len(hops) + 1}")
-    return ParsedPath(root, tuple(hops), "/" + "/".join(rest))
+    return tuple(hops), "/" + "/".join(rest)
 
 
 def build_agent_path(
