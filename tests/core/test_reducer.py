@@ -158,7 +158,7 @@ def test_a_frame_that_was_applied_changes_nothing_again(
     assert apply_agent_tool_event(state, replay([again])[0]) is state
 
 
-@pytest.mark.rule("I-01")
+@pytest.mark.rule("I-18")
 @pytest.mark.parametrize("first", ENDS, ids=lambda end: end["kind"])
 @pytest.mark.parametrize("second", ENDS, ids=lambda end: end["kind"])
 def test_the_first_terminal_stays_and_a_second_is_counted(

@@ -34,7 +34,7 @@ def test_the_table_is_total_and_holds_nothing_else() -> None:
     assert set(TABLE) == set(CELLS)
 
 
-@pytest.mark.rule("I-01")
+@pytest.mark.rule("I-02")
 @pytest.mark.parametrize(("status", "cause"), CELLS, ids="-".join)
 def test_every_cell(status: str, cause: Cause) -> None:
     outcome = advance(status, cause)
