@@ -4,8 +4,9 @@ says that it is corrupt.
 A tree lives for a while, dies without a goodbye, and its segments are damaged: bits,
 cuts, holes, noise, records doubled or out of place, a segment lost. What opens must be
 byte-equal to one instant that a record has made, for every file, or be the tree before
-its first record. No file is checkpointed here: damage behind a checkpoint cannot be
-told from a torn tail, and against disks that forget what was synced there are backups.
+its first record. No file is checkpointed here: where noise covers the last
+record and the mark behind it, nothing tells it from a torn one. That one byte is never
+enough for that is shown in `tests/storage/test_damage.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.errors import StorageCorrupt
 from culet.kernel.ports import TreeKey
 from culet.storage import Files, Folder, open_sqlite
-from culet.storage.log import read_chain, segment_numbers
+from culet.storage.log import read_log, segment_numbers
 from culet.storage.store import SqliteStore, folder_of
 from culet.storage.treefile import SqliteTree
 from fuzz.case import Case
@@ -126,7 +127,7 @@ def _damage(case: Case, folder: Path) -> None:
 
 def _recover(case: Case, store: str, path: str, instants: dict[int, Instant]) -> None:
     folder = Folder(Files(), path)
-    chain = read_chain(folder)
+    chain = read_log(folder).chain
     began = segment_numbers(folder.names())
     folder.close()
     found: SqliteStore = open_sqlite(store, limits=LIMITS)

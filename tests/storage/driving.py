@@ -14,7 +14,7 @@ NODE = (
     "INSERT INTO main.node (slot, parent, class, name, state, created_at) "
     "VALUES (?, ?, 'Supervisor', ?, 'live', 0)"
 )
-NOTE = "INSERT INTO main.culet_value (key, value) VALUES (?, ?)"
+NOTE = "INSERT INTO main.culet_value (key, value) VALUES (?, json_quote(?))"
 NOTES = "SELECT key FROM main.culet_value ORDER BY key"
 
 
@@ -47,7 +47,10 @@ def barrier(tree: TreeStore) -> int:
 
 
 def add_node(tree: TreeStore, slot: str, parent: str | None = None) -> None:
-    """Insert the row without which a file would be swept away."""
+    """Insert the row without which a file would be swept away; the first is the root."""
+    if parent is None:
+        root = tree.tree.execute("SELECT slot FROM main.node WHERE parent IS NULL")
+        parent = root[0][0] if root else None
     tree.tree.execute(NODE, (slot, parent, slot))
 
 

@@ -23,7 +23,7 @@ from culet.kernel.ports import Chore, Level
 from culet.storage import Files, Folder, examine
 from culet.storage.agentfile import EmptyDatabase
 from culet.storage.database import Database
-from culet.storage.log import read_chain
+from culet.storage.log import read_log
 from culet.storage.template import Templates
 from culet.storage.treefile import TREE_FILE, FileAgent, OpenFiles, SqliteTree
 from culet.storage.treelog import LogRecord
@@ -236,7 +236,7 @@ def image_of(folder: str) -> dict[str, bytes]:
 
 def last_lsn(folder: str) -> int:
     """Return the last record that the log of a folder holds, 0 without one."""
-    chain = read_chain(Folder(Files(), folder))
+    chain = read_log(Folder(Files(), folder)).chain
     return chain[-1].lsn if chain else 0
 
 

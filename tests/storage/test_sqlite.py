@@ -24,7 +24,7 @@ from culet.kernel.errors import (
 from culet.kernel.ports import TreeKey, TreeStore
 from culet.storage import Files, SqliteStore, open_sqlite
 from culet.storage.files import Folder
-from culet.storage.log import HEADER, segment_name
+from culet.storage.log import segment_name
 from culet.storage.store import folder_of, tree_folders
 from culet.storage.treefile import SqliteTree
 from storage.driving import (
@@ -115,6 +115,7 @@ def newer(path: str) -> None:
     connection.close()
 
 
+@pytest.mark.unsound("another version wrote it")
 @pytest.mark.parametrize("where", ["file", "log"])
 def test_a_newer_schema_is_refused_and_nothing_is_written(
     tmp_path: Path, where: str
@@ -148,6 +149,7 @@ def test_a_newer_index_is_refused(tmp_path: Path) -> None:
         opened(str(tmp_path))
 
 
+@pytest.mark.unsound("another version wrote it")
 def test_a_newer_agent_file_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     tree = store.open_tree(KEY, level="power")
@@ -329,8 +331,10 @@ def test_logs_and_wals_stay_small_over_a_long_life(tmp_path: Path, level: str) -
     assert len(segments) <= 4
     assert wal_size(tree, "root0.db") < 200 * 1048
     store.close()
-    tree = opened(str(tmp_path)).open_tree(KEY, level="power")
+    store = opened(str(tmp_path))
+    tree = store.open_tree(KEY, level="power")
     assert tree.agent("root0").user("SELECT count(*) FROM mine", (), 1).rows == [(400,)]
+    store.close()
 
 
 def test_a_hot_file_is_held_for_one_record(tmp_path: Path) -> None:
@@ -378,8 +382,10 @@ def test_a_huge_wal_is_copied_by_the_janitor(tmp_path: Path) -> None:
     agent.execute(NOTE, ("more", "1"))
     barrier(tree)
     store.close()
-    tree = opened(str(tmp_path)).open_tree(KEY, level="power")
+    store = opened(str(tmp_path))
+    tree = store.open_tree(KEY, level="power")
     assert len(keys(tree)) == 901
+    store.close()
 
 
 @pytest.mark.parametrize("database", ["root0", "tree"])
@@ -444,7 +450,8 @@ def test_a_chore_of_a_former_life_touches_nothing(tmp_path: Path) -> None:
     add_node(tree, "root0")
     while not tree.log.wants_segment:
         tree.agent("root0").execute(
-            "INSERT OR REPLACE INTO main.culet_value VALUES ('a', ?)", (BIG,)
+            "INSERT OR REPLACE INTO main.culet_value VALUES ('a', json_quote(?))",
+            (BIG,),
         )
         record(tree)
     late = tree.janitor()
@@ -616,8 +623,7 @@ def test_a_full_disk_under_sqlite_is_told_and_rolled_back(tmp_path: Path) -> Non
 
 
 # --- damage
-
-
+@pytest.mark.unsound("a segment was taken away")
 def test_a_missing_segment_is_corruption_not_loss(tmp_path: Path) -> None:
     store = opened(str(tmp_path), limits=small())
     tree = store.open_tree(KEY, level="power")
@@ -640,6 +646,7 @@ def test_a_missing_segment_is_corruption_not_loss(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.unsound("a file was taken away")
 def test_a_missing_file_is_corruption(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     tree = store.open_tree(KEY, level="power")
@@ -652,25 +659,6 @@ def test_a_missing_file_is_corruption(tmp_path: Path) -> None:
 
     with pytest.raises(StorageCorrupt, match="root0"):
         store.open_tree(KEY, level="power")
-    store.close()
-
-
-def test_a_damaged_tail_is_the_end_of_the_log(tmp_path: Path) -> None:
-    store = opened(str(tmp_path))
-    tree = store.open_tree(KEY, level="power")
-    add_node(tree, "root0")
-    tree.agent("root0").execute(NOTE, ("a", "1"))
-    barrier(tree)
-    end = tree.log._offset
-    tree.agent("root0").execute(NOTE, ("b", "1"))
-    barrier(tree)
-    path = f"{tree.folder.path}/{segment_name(tree.log.segment)}"
-    tree.close()
-    content = bytearray(Path(path).read_bytes())
-    content[end + HEADER.size + 5] ^= 1
-    Path(path).write_bytes(content)
-
-    assert keys(store.open_tree(KEY, level="power")) == ["a"]
     store.close()
 
 

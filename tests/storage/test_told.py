@@ -19,7 +19,8 @@ from culet.kernel.ports import TreeKey
 from culet.storage import Files, Folder
 from culet.storage.errors import storage_error
 from culet.storage.hostindex import open_index
-from culet.storage.log import Image, Logged, Redo, plan_redo, redo
+from culet.storage.log import Image, Log, Redo, judge, plan_redo, redo
+from culet.storage.record import Logged
 from culet.storage.template import Templates
 
 RECORD = Logged(segment=1, low=1, lsn=1, epoch=1, checksum=0, body=b"")
@@ -57,6 +58,7 @@ def test_an_error_of_the_kernel_stays_what_it_is() -> None:
         (b"\xc1", "cannot be read"),
         (b"\x91\x92\xa1X\xa1a", "makes no sense"),  # [["X", "a"]]
         (b"\x91\x92\xa1D\xa1a", "makes no sense"),  # before any list of live files
+        (b"\x07", "no list of entries"),
     ],
 )
 def test_a_record_that_makes_no_sense_is_corrupt(body: bytes, why: str) -> None:
@@ -65,8 +67,15 @@ def test_a_record_that_makes_no_sense_is_corrupt(body: bytes, why: str) -> None:
 
 
 def test_a_segment_that_is_needed_and_missing_is_corrupt() -> None:
-    with pytest.raises(StorageCorrupt, match="needed and missing"):
-        plan_redo([RECORD._replace(segment=2)], ["log00000002"])
+    log = Log([RECORD._replace(segment=2)], {2: 40}, [])
+    with pytest.raises(StorageCorrupt, match=r"segment 1 .* missing"):
+        judge(log, "here")
+
+
+def test_a_segment_missing_behind_the_last_record_is_corrupt() -> None:
+    log = Log([RECORD], {1: 40, 3: 0}, [])
+    with pytest.raises(StorageCorrupt, match=r"segment 2 .* missing"):
+        judge(log, "here")
 
 
 def test_a_live_file_that_is_lost_is_corrupt(tmp_path: Path) -> None:

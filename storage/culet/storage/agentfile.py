@@ -9,13 +9,20 @@ from typing import Final, Protocol
 import apsw
 
 from culet.kernel.core.limits import Limits
-from culet.kernel.errors import Deleted, SqlError, StorageError, UsageError
+from culet.kernel.errors import (
+    Deleted,
+    SqlError,
+    StorageError,
+    StorageFull,
+    UsageError,
+)
 from culet.kernel.ports import Rows, SqlValue, UserRows
 
 from .connection import open_image
 from .database import Database
 from .errors import CAUGHT, storage_error, user_error
 from .fence import Fence
+from .quota import TreeQuota
 from .schema import AGENT
 from .template import build
 
@@ -45,6 +52,7 @@ class Home(Protocol):
     """The tree that an agent's database belongs to."""
 
     limits: Limits
+    quota: TreeQuota
     empty: EmptyDatabase
 
     def make(self, agent: AgentDatabase) -> None:
@@ -103,7 +111,12 @@ class AgentDatabase(Database):
         try:
             return connection.execute(sql, params).fetchall()
         except CAUGHT as error:
-            raise storage_error(error) from error
+            raise self._explained(storage_error(error), connection) from error
+
+    def _explained(
+        self, error: StorageError, connection: apsw.Connection
+    ) -> StorageError:
+        return self._home.quota.explain(error, connection)
 
     def _connected(self) -> apsw.Connection:
         if self.connection is not None:
@@ -167,7 +180,8 @@ class AgentDatabase(Database):
         except CAUGHT as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise user_error(error, "COMMIT") from error
+            told = user_error(error, "COMMIT")
+            raise self._explained(told, connection) from error
 
     @staticmethod
     def _tell_broken(*, commit: bool) -> None:
@@ -193,6 +207,8 @@ class AgentDatabase(Database):
         connection = self._connected()
         try:
             return _run_fenced(connection, self.fence, sql, params, max_rows)
+        except StorageFull as error:
+            raise self._explained(error, connection) from error
         finally:
             if self._in_user and not connection.in_transaction:
                 self._broken = True

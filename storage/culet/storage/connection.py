@@ -101,11 +101,6 @@ def set_limits(connection: apsw.Connection, limits: Limits) -> None:
     connection.limit(apsw.SQLITE_LIMIT_TRIGGER_DEPTH, 100)
 
 
-def set_quota(connection: apsw.Connection, limits: Limits) -> None:
-    """Bound the file; a write beyond it is refused with `StorageFull`."""
-    connection.pragma("max_page_count", limits.database_pages)
-
-
 def _tell_commits(
     connection: apsw.Connection, committed: Callable[[int], None]
 ) -> None:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from . import doctor_log as log
@@ -201,18 +202,20 @@ class _Tree:
             self._ask(log.TREE_DB, self._look_at_rows)
 
     def _look_at_nothing(self) -> None:
-        """Without a record nothing was promised: files may only be just born."""
-        born = max(
-            (entry.stat().st_size for entry in _entries(self.templates)), default=0
-        )
+        """Before the first record no file holds more than its template."""
+        births = [Path(entry.path).read_bytes() for entry in _entries(self.templates)]
         grown = [
             entry.name
             for entry in _entries(self.path)
-            if entry.name.endswith(".db") and entry.stat().st_size > born
+            if entry.name.endswith(".db")
+            and not log.may_become(Path(entry.path).read_bytes(), births)
         ]
         if grown:
             names = ", ".join(sorted(grown))
-            self.problems.append(f"The log holds no record, and yet there is {names}.")
+            self.problems.append(
+                f"The log holds no record, and yet something was written to {names}. "
+                "Restore the folder of this tree from a backup."
+            )
         else:
             self.notes.append("It was just being made: its log holds no record yet.")
 

@@ -3,9 +3,12 @@
 It reads a folder that nobody may write, and builds what a recovery would make of it
 in another one. Standard library only.
 
-A segment `log<number>` is a row of records, each a header (little-endian: `CUL1`,
-epoch, segment, lsn, oldest segment still needed, checksum of the record before, length
-of the body, CRC-32 of header and body) and a body of entries in MessagePack.
+A segment `log<number>` is a row of records, each a header (little-endian: `CUL2`,
+epoch, segment, lsn, oldest segment still needed, checksum of the record before, last
+record known to be on the disk, length of the body, CRC-32 of header and body) and a
+body of entries in MessagePack, in which `CUL` is written `CUl0` and `CUl` is `CUl1`.
+Behind the last record there may be a mark: `CULS`, epoch, segment, last record known to
+be on the disk, CRC-32. Older segments have `CUL1`: nothing is known or rewritten.
 """
 
 from __future__ import annotations
@@ -24,13 +27,22 @@ from .doctor_msgpack import Value, decode
 
 PAGE: Final = 1024
 TREE_DB: Final = "tree.db"
-_HEADER: Final = struct.Struct("<4s II Q II I I")
-_CHECKSUM_BYTES: Final = 4  # the last field of the header
+_HEADERS: Final = {
+    b"CUL1": struct.Struct("<4s II Q II I I"),
+    b"CUL2": struct.Struct("<4s II Q II Q I I"),
+}
+_MARK: Final = struct.Struct("<4s II Q I")
+_CHECKSUM_BYTES: Final = 4  # the last field of each
 _SEGMENT: Final = re.compile(r"log(\d+)")
 # A name comes out of a log that may be damaged: it must not lead out of the folder.
 _FILE: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}\.db")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 _CHUNK: Final = 1 << 20
+_SECTOR: Final = 512
+_DAMAGED: Final = (
+    "The log is damaged: {} cannot be read at byte {}, and what was written later shows "
+    "that it had been on the disk. Restore the folder of this tree from a backup."
+)
 
 
 class LogError(Exception):
@@ -50,12 +62,21 @@ class Record:
     low: int
     previous: int
     checksum: int
+    known: int | None  # the last record known to be on the disk
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.body_at + self.body_size
 
     def body(self) -> bytes:
         """Read the entries."""
         with open(self.path, "rb") as file:
             file.seek(self.body_at)
-            return file.read(self.body_size)
+            body = file.read(self.body_size)
+        if self.known is None:
+            return body
+        return body.replace(b"CUl0", b"CUL").replace(b"CUl1", b"CUl")
 
     def follows(self, other: Record) -> bool:
         """Whether this is the next record after `other`."""
@@ -72,11 +93,28 @@ class FileImage:
 
 
 @dataclass
+class Segment:
+    """One file of a log."""
+
+    path: str
+    number: int
+    end: int = 0  # behind its last record that counts
+    known: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # said behind it: epoch, lsn
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder."""
+        return os.path.basename(self.path)
+
+
+@dataclass
 class Log:
     """The records that count, and what lies around them."""
 
     records: list[Record]
-    segments: list[str]
+    segments: list[Segment]
     torn: list[str]  # segments with bytes behind their last record that counts
 
     @property
@@ -92,46 +130,64 @@ def read_log(folder: str) -> Log:
         int(match[1]) for name in os.listdir(folder) if (match := _SEGMENT.fullmatch(name))
     )  # fmt: skip
     for number in numbers:
-        path = f"{folder}/log{number:08d}"
-        found.segments.append(path)
-        end, first = 0, True
-        for record in _records(path, number):
-            before = found.records[-1] if found.records else None
-            if before is not None and not record.follows(before):
-                # The first record of a segment may follow segments that were let go
-                # and whose names came back with the crash. Anything else is old.
-                if not first or record.lsn <= before.lsn:
-                    break
-                found.records.clear()
-            found.records.append(record)
-            end, first = record.body_at + record.body_size, False
-        if _is_written(path, end):
-            found.torn.append(path)
+        segment = Segment(f"{folder}/log{number:08d}", number)
+        found.segments.append(segment)
+        old = False
+        with open(segment.path, "rb") as file:
+            while (record := _record(file, segment, segment.end)) is not None:
+                before = found.records[-1] if found.records else None
+                if before is not None and not record.follows(before):
+                    # The first record of a segment may follow segments that were let go
+                    # and whose names came back with the crash. Anything else is old.
+                    if segment.end or record.lsn <= before.lsn:
+                        break
+                    found.records.clear()
+                found.records.append(record)
+                segment.end, old = record.end, record.known is None
+            if not old:
+                segment.known = list(_known(file, segment))
+        if _is_written(segment.path, segment.end):
+            found.torn.append(segment.path)
     return found
 
 
-def _records(path: str, segment: int) -> Iterator[Record]:
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        at = 0
-        while at + _HEADER.size <= size:
-            file.seek(at)
-            head = file.read(_HEADER.size)
-            magic, epoch, number, lsn, low, previous, length, checksum = _HEADER.unpack(
-                head
-            )
-            if magic != b"CUL1" or number != segment:
-                return
-            body_at = at + _HEADER.size
-            if body_at + length > size:
-                return
-            begun = zlib.crc32(head[:-_CHECKSUM_BYTES])
-            if _crc_of(file, length, begun) != checksum:
-                return
-            yield Record(
-                path, body_at, length, epoch, segment, lsn, low, previous, checksum
-            )
-            at = body_at + length
+def _record(file: BinaryIO, segment: Segment, at: int) -> Record | None:
+    """Return the whole record of that segment at an offset, if there is one."""
+    size = os.fstat(file.fileno()).st_size
+    file.seek(at)
+    head = file.read(_HEADERS[b"CUL2"].size)
+    header = _HEADERS.get(head[:4])
+    if header is None or len(head) < header.size:
+        return None
+    head = head[: header.size]
+    _, epoch, number, lsn, low, previous, *known, length, checksum = header.unpack(head)
+    body_at = at + header.size
+    if number != segment.number or body_at + length > size:
+        return None
+    file.seek(body_at)
+    if _crc_of(file, length, zlib.crc32(head[:-_CHECKSUM_BYTES])) != checksum:
+        return None
+    return Record(
+        segment.path, body_at, length, epoch, number, lsn, low, previous, checksum,
+        known[0] if known else None,
+    )  # fmt: skip
+
+
+def _known(file: BinaryIO, segment: Segment) -> Iterator[tuple[int, int]]:
+    """Return what lies behind the end and says that records had been on the disk."""
+    file.seek(segment.end)
+    rest = file.read()
+    for match in re.finditer(b"CUL[2S]", rest):
+        at = match.start()
+        record = _record(file, segment, segment.end + at)
+        if record is not None and record.known is not None:
+            yield record.epoch, record.known
+        part = rest[at : at + _MARK.size]
+        if match[0] == b"CULS" and len(part) == _MARK.size:
+            _, epoch, number, known, checksum = _MARK.unpack(part)
+            same = zlib.crc32(part[:-_CHECKSUM_BYTES]) == checksum
+            if same and number == segment.number:
+                yield epoch, known
 
 
 def _crc_of(file: BinaryIO, length: int, value: int) -> int:
@@ -154,14 +210,33 @@ def _is_written(path: str, offset: int) -> bool:
     return False
 
 
+def check(log: Log) -> None:
+    """Raise `LogError` where a record that had been on the disk is not there."""
+    last = log.records[-1] if log.records else None
+    epoch, lsn, top = (last.epoch, last.lsn, last.segment) if last else (0, 0, 0)
+    for segment in log.segments:
+        later = segment.number >= top
+        if later and any(e >= epoch and known > lsn for e, known in segment.known):
+            raise LogError(_DAMAGED.format(segment.name, segment.end))
+    if last is None:
+        return
+    begins = log.records[0].segment
+    for segment in reversed(log.segments):
+        if last.low <= segment.number < begins:
+            raise LogError(_DAMAGED.format(segment.name, segment.end))
+    there = {segment.number for segment in log.segments}
+    for number in (*range(last.low, begins), *range(top, max(there))):
+        if number not in there:
+            msg = f"Segment {number} of the log is missing."
+            raise LogError(msg)
+
+
 def fold(log: Log) -> dict[str, FileImage]:
-    """Return the last image of each live file; `LogError` where the log has a hole."""
+    """Return the last image of each live file; `LogError` where the log is damaged."""
+    check(log)
     if not log.records:
         return {}
     last = log.records[-1]
-    if log.records[0].segment > last.low:
-        msg = f"Segment {last.low} of the log is needed and missing."
-        raise LogError(msg)
     live: dict[str, FileImage] | None = None
     for record in log.records:
         if record.segment >= last.low:
@@ -259,3 +334,21 @@ def changed_pages(folder: str, name: str, built: str) -> int:
             for _ in range(min(old, new) // PAGE):
                 different += left.read(PAGE) != right.read(PAGE)
     return different
+
+
+def may_become(content: bytes, births: list[bytes]) -> bool:
+    """Whether a file is no more than the beginning of one of those that files are born as.
+
+    A cut leaves any of its sectors as zeros.
+    """
+    return any(_is_part(content, image) for image in births)
+
+
+def _is_part(content: bytes, image: bytes) -> bool:
+    if len(content) > len(image):
+        return False
+    for at in range(0, len(content), _SECTOR):
+        part = content[at : at + _SECTOR]
+        if part.count(0) != len(part) and not image.startswith(part, at):
+            return False
+    return True

@@ -149,11 +149,12 @@ class Janitor:
             else:
                 self._release(file)
             return
-        if file.end > self._huge_frames:
-            self._send_away(file)
-            return
         try:
-            self._checkpoint(file)
+            self._log.mark()
+            if file.end > self._huge_frames:
+                self._send_away(file)
+            else:
+                self._checkpoint(file)
         except CAUGHT as error:
             self._log.fail(error)
 

@@ -1,52 +1,34 @@
-"""The tree log: what a record is, how it is read back, how the files are redone.
+"""The tree log: how it is read back, and how the files are redone.
 
-A record holds *page images*, not bytes of a WAL: `{magic, epoch, segment, lsn, low,
-previous checksum, length, checksum}` and a MessagePack list of entries
+A record (`record.py`) holds *page images*, not bytes of a WAL: a MessagePack list of
 
     ("M", names)                    the live files, first entry of a segment
     ("C", name, template digest)    a file is created from its template
     ("D", name)                     a file is deleted
     ("P", name, size, pages, images)   pages of a file, and its size in pages (0: as before)
 
-So redo needs no order inside a record, and doing it twice is doing it once. Each
-record carries the checksum of the one before; `low` is the oldest segment that is
-still needed. After an unclean end no WAL is ever read: what counts is in the log,
-the rest was told to nobody.
+So redo needs no order inside a record, and doing it twice is doing it once. After an
+unclean end no WAL is ever read: what counts is in the log, the rest was told to nobody.
+
+Only the last record may be torn: it was told to nobody. Where a later one, a mark, a
+later segment or a database file shows that a record had been on the disk, the log is
+damaged, and the tree is refused as it is.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from culet.kernel.errors import StorageCorrupt
 
 from .files import Folder
+from .record import Claim, Entry, Logged, claims, record_at
 from .template import PAGE, Templates
 
-MAGIC: Final = b"CUL1"
-HEADER: Final = struct.Struct("<4sIIQIIII")
-_UNSIGNED: Final = struct.Struct("<I")
-_CHECKED: Final = HEADER.size - _UNSIGNED.size  # of the header; the checksum is last
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder().decode
-
-Entry = tuple[Any, ...]
-
-
-class Logged(NamedTuple):
-    """One complete record as it was found."""
-
-    segment: int
-    low: int
-    lsn: int
-    epoch: int
-    checksum: int
-    body: bytes
+_REMEDY: Final = (
+    "Nothing was changed. Restore the folder from a backup; "
+    "`culet doctor` tells which other trees are sound."
+)
 
 
 class Image:
@@ -88,56 +70,80 @@ def segment_numbers(names: list[str]) -> list[int]:
     return sorted(int(n[3:]) for n in names if n.startswith("log") and n[3:].isdigit())
 
 
-def encode_record(
-    entries: list[Entry], *, epoch: int, segment: int, lsn: int, low: int, previous: int
-) -> tuple[bytes, int]:
-    """Return one record as bytes, and its checksum."""
-    body = _encode(entries)
-    head = HEADER.pack(MAGIC, epoch, segment, lsn, low, previous, len(body), 0)
-    head = head[:_CHECKED]
-    checksum = zlib.crc32(body, zlib.crc32(head))
-    return b"".join((head, _UNSIGNED.pack(checksum), body)), checksum
+class Log(NamedTuple):
+    """What the segments of a folder hold."""
+
+    chain: list[Logged]  # complete records, oldest first
+    stops: dict[int, int]  # segment -> offset behind its last record that counts
+    claims: list[tuple[int, Claim]]  # segment, what is said behind that offset
 
 
-def _complete(data: bytes, offset: int, segment: int) -> tuple[Logged, int] | None:
-    """Return the record at `offset` and the checksum it chains to, if it is whole."""
-    if offset + HEADER.size > len(data):
-        return None
-    magic, epoch, number, lsn, low, previous, length, checksum = HEADER.unpack_from(
-        data, offset
-    )
-    if magic != MAGIC or number != segment:
-        return None
-    start = offset + HEADER.size
-    body = data[start : start + length]
-    if len(body) < length:
-        return None
-    if checksum != zlib.crc32(body, zlib.crc32(data[offset : offset + _CHECKED])):
-        return None
-    return Logged(segment, low, lsn, epoch, checksum, body), previous
+def read_log(folder: Folder) -> Log:
+    """Read every segment.
 
-
-def read_chain(folder: Folder) -> list[Logged]:
-    """Return the chain of complete records, oldest first.
-
-    A segment that does not chain but begins at a higher lsn follows retired ones
-    whose unlink was lost in part: what came before it is dropped.
+    One that does not chain but begins at a higher lsn follows retired ones whose
+    unlink was lost in part: what came before it is dropped.
     """
-    chain: list[Logged] = []
+    log = Log([], {}, [])
     for number in segment_numbers(folder.names()):
-        data, offset = folder.read(segment_name(number)), 0
-        while (found := _complete(data, offset, number)) is not None:
-            record, previous = found
-            if chain and (record.lsn, previous) != (
-                chain[-1].lsn + 1,
-                chain[-1].checksum,
-            ):
-                if offset or record.lsn <= chain[-1].lsn:
+        data, offset, old = folder.read(segment_name(number)), 0, False
+        while (record := record_at(data, offset, number)) is not None:
+            if log.chain and not _follows(record, log.chain[-1]):
+                if offset or record.lsn <= log.chain[-1].lsn:
                     break
-                chain = []
-            chain.append(record)
-            offset += HEADER.size + len(record.body)
-    return chain
+                log.chain.clear()
+            log.chain.append(record)
+            offset, old = record.end, record.synced < 0
+        log.stops[number] = offset
+        if not old:
+            log.claims.extend((number, claim) for claim in claims(data, offset, number))
+    return log
+
+
+def _follows(record: Logged, other: Logged) -> bool:
+    return record.lsn == other.lsn + 1 and record.previous == other.checksum
+
+
+def judge(log: Log, where: str) -> None:
+    """Raise `StorageCorrupt` where a record that had been on the disk is not there."""
+    stops, last = log.stops, log.chain[-1] if log.chain else None
+    epoch, lsn, top = (last.epoch, last.lsn, last.segment) if last else (0, 0, 0)
+    for number, claim in log.claims:
+        if number >= top and claim.epoch >= epoch and claim.synced > lsn:
+            raise _damaged(where, number, stops[number])
+    if last is None:
+        return
+    begins = log.chain[0].segment
+    for number in range(begins - 1, last.low - 1, -1):
+        if number in stops:
+            raise _damaged(where, number, stops[number])
+    needed = [*range(last.low, begins), *range(top, max(stops))]
+    for number in needed:
+        if number not in stops:
+            msg = f"segment {number} of the log in {where!r} is missing. {_REMEDY}"
+            raise StorageCorrupt(msg)
+
+
+def _damaged(where: str, number: int, offset: int) -> StorageCorrupt:
+    return StorageCorrupt(
+        f"the log of a tree is damaged: {where}/{segment_name(number)} cannot be read "
+        f"at byte {offset}, and what was written later shows that it had been on the "
+        f"disk. {_REMEDY}"
+    )
+
+
+def check_unborn(folder: Folder, names: list[str], templates: Templates) -> None:
+    """Make sure that a folder whose log holds no record never had one.
+
+    Before the first record no file of it holds more than its template.
+    """
+    for name in sorted(names):
+        if name.endswith(".db") and not templates.may_become(folder.read(name)):
+            msg = (
+                f"the log of a tree is damaged: in {folder.path!r} it holds no record, "
+                f"and yet {name} was written to. {_REMEDY}"
+            )
+            raise StorageCorrupt(msg)
 
 
 def plan_redo(chain: list[Logged], names: list[str]) -> Redo:
@@ -146,19 +152,11 @@ def plan_redo(chain: list[Logged], names: list[str]) -> Redo:
     if not chain:
         return Redo({}, 0, 0, 0, top)
     last = chain[-1]
-    if chain[0].segment > last.low:
-        msg = f"log segment {last.low} is needed and missing"
-        raise StorageCorrupt(msg)
     live: dict[str, Image] | None = None
     for record in chain:
         if record.segment < last.low:
             continue
-        try:
-            entries = _decode(record.body)
-        except msgspec.DecodeError as error:
-            msg = f"record {record.lsn} of the log cannot be read"
-            raise StorageCorrupt(msg) from error
-        for entry in entries:
+        for entry in record.entries():
             live = _apply(live, entry)
     return Redo(live or {}, last.epoch, last.lsn, last.checksum, top)
 

@@ -16,9 +16,10 @@ from culet.kernel.errors import NotFound, StorageBusy, StorageError
 from culet.kernel.ports import Chore, Db, Level, Record, RootEntry, Stopwatch, TreeKey
 
 from .agentfile import AgentDatabase, EmptyDatabase
-from .connection import open_image, set_quota
+from .connection import open_image
 from .database import Database
 from .files import Files
+from .quota import TreeQuota
 from .schema import AGENT, TREE
 from .template import PAGE, build
 from .treefile import check_slot
@@ -52,6 +53,7 @@ class MemoryTree:
         self, store: MemoryStore, key: TreeKey, disk: dict[str, bytes]
     ) -> None:
         self.limits = store.limits
+        self.quota = TreeQuota(store.limits)
         self.empty = store.empty
         self.closed = False
         self.inline = True
@@ -70,6 +72,8 @@ class MemoryTree:
         for name in list(disk):
             if name != _TREE and name not in nodes:
                 del disk[name]
+        for name, image in disk.items():
+            self.quota.note(name, len(image) // PAGE)
 
     def _connect(self, name: str, image: bytes) -> apsw.Connection:
         def committed() -> None:
@@ -89,6 +93,7 @@ class MemoryTree:
     def make(self, agent: AgentDatabase) -> None:
         """Make the database of an agent."""
         self._check_open()
+        self.quota.make(agent.slot, len(self._store.agent_image) // PAGE)
         self._live.add(agent.slot)
         self._touch(agent.slot)
         agent.exists = True
@@ -98,7 +103,7 @@ class MemoryTree:
         self._check_open()
         image = self._disk.get(agent.slot, self._store.agent_image)
         connection = self._connect(agent.slot, image)
-        set_quota(connection, self.limits)
+        self.quota.bind(connection)
         agent.fence.install(connection)
         return connection
 
@@ -135,6 +140,7 @@ class MemoryTree:
         if slot in self._live:
             self._live.discard(slot)
             self._touch(slot)
+            self.quota.drop(slot)
 
     def slots(self) -> set[str]:
         """Return the slots that have a database."""
@@ -177,6 +183,13 @@ class MemoryTree:
 
     def done(self, record: Record, stopwatch: Stopwatch = perf_counter_ns) -> int:
         """Return the count of commits that are now kept."""
+        assert isinstance(record, MemoryRecord)
+        grown = []
+        for name, image in record.images.items():
+            if image is not None and (name == _TREE or name in self._live):
+                self.quota.note(name, len(image) // PAGE)
+                grown += [self._agents[name]] if name in self._agents else []
+        self.quota.settle(grown, self._agents.values)
         return record.commits
 
     def room(self, db: Db) -> bool:

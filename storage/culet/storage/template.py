@@ -18,6 +18,7 @@ from .files import Files, Folder
 from .schema import AGENT, TREE
 
 PAGE: Final = 1024
+_SECTOR: Final = 512
 _WRITE_VERSION: Final = slice(18, 20)  # of the header: 1 is rollback journal, 2 is WAL
 _USER_VERSION: Final = slice(60, 64)
 
@@ -76,6 +77,15 @@ class Templates:
             self._kept[digest] = image
         return self._kept[digest]
 
+    def may_become(self, content: bytes) -> bool:
+        """Whether a file is, wholly or in part, what one of the templates begins as.
+
+        A cut leaves any of its sectors as zeros, and any number of them out.
+        """
+        for name in Folder(self._files, self._path).names():
+            self.bytes_of(name.removesuffix(".db"))
+        return any(_part_of(content, image) for image in self._kept.values())
+
     @staticmethod
     def _load(folder: Folder, digest: str) -> bytes:
         try:
@@ -86,3 +96,14 @@ class Templates:
             msg = f"the template {digest} that a log needs is missing or damaged"
             raise StorageCorrupt(msg)
         return image
+
+
+def _part_of(content: bytes, image: bytes) -> bool:
+    if len(content) > len(image):
+        return False
+    sectors = range(0, len(content), _SECTOR)
+    return all(
+        part == image[at : at + len(part)] or not any(part)
+        for at in sectors
+        for part in (content[at : at + _SECTOR],)
+    )

@@ -6,7 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from time import perf_counter_ns
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,12 +18,20 @@ from culet.kernel.errors import StorageCorrupt, StorageError, UsageError
 from culet.kernel.ports import Chore, Db, Level, Record, Stopwatch
 
 from .agentfile import AgentDatabase, EmptyDatabase
-from .connection import check_version, migrate, open_file, set_quota
+from .connection import check_version, migrate, open_file
 from .database import Database
 from .errors import CAUGHT, storage_error
 from .files import Folder
 from .janitor import Connections, Janitor
-from .log import plan_redo, read_chain, redo, segment_numbers
+from .log import (
+    check_unborn,
+    judge,
+    plan_redo,
+    read_log,
+    redo,
+    segment_numbers,
+)
+from .quota import TreeQuota
 from .schema import AGENT, TREE
 from .template import PAGE, Templates, user_version
 from .treelog import LogRecord, Tracked, TreeLog
@@ -118,6 +126,7 @@ class SqliteTree(Connections):
     ) -> None:
         self.folder = folder
         self.limits = limits
+        self.quota = TreeQuota(limits)
         self.empty = empty
         self.open_files = open_files
         self.closed = False
@@ -136,8 +145,12 @@ class SqliteTree(Connections):
 
     def _open(self, templates: Templates, level: Level) -> None:
         names = self.folder.names()
-        plan = plan_redo(read_chain(self.folder), names)
-        if plan.live:
+        log = read_log(self.folder)
+        judge(log, self.folder.path)
+        plan = plan_redo(log.chain, names)
+        if not log.chain:
+            check_unborn(self.folder, names, templates)
+        else:
             if TREE_FILE not in plan.live:
                 msg = f"the log in {self.folder.path!r} knows no {TREE_FILE}"
                 raise StorageCorrupt(msg)
@@ -161,6 +174,8 @@ class SqliteTree(Connections):
         for name, file in list(self.log.files.items()):
             if file is not self._tree_file and name.removesuffix(".db") not in nodes:
                 self.log.delete(file)
+        for name in self.log.files:
+            self.quota.note(name, self.folder.size(name) // PAGE)
         self.log.start(segment_numbers(names))
         self.log.commits = 0
 
@@ -200,7 +215,9 @@ class SqliteTree(Connections):
         """Make the file of an agent."""
         self._check_open()
         assert isinstance(agent, FileAgent)
-        agent.file = self.log.create(agent.slot + ".db", self.log.templates.agent)
+        name, born = agent.slot + ".db", self.log.templates.agent
+        self.quota.make(name, len(self.log.templates.bytes_of(born)) // PAGE)
+        agent.file = self.log.create(name, born)
         agent.exists = True
 
     def open_agent(self, agent: AgentDatabase) -> apsw.Connection:
@@ -213,7 +230,7 @@ class SqliteTree(Connections):
         connection = self._connect(agent.file, statements=32)
         try:
             migrate(connection, AGENT, f"the file of agent {agent.slot}")
-            set_quota(connection, self.limits)
+            self.quota.bind(connection)
             agent.fence.install(connection)
         except BaseException:
             connection.close(True)
@@ -303,6 +320,7 @@ class SqliteTree(Connections):
         if agent.file is not None:
             self._janitor.forget(agent.file)
             self.log.delete(agent.file)
+            self.quota.drop(agent.file.name)
 
     def slots(self) -> set[str]:
         """Return the slots that have a file."""
@@ -339,8 +357,19 @@ class SqliteTree(Connections):
         """Tidy up after a durable record, return its count of commits."""
         assert isinstance(record, LogRecord)
         count = self.log.done(record)
+        self._settle_quota([entry[1] for entry in record.entries if entry[0] == "P"])
         self._janitor.tidy(stopwatch)
         return count
+
+    def _settle_quota(self, names: list[str]) -> None:
+        grown: list[FileAgent] = []
+        for name in names:
+            file = self.log.files.get(name)
+            if file is not None:  # not deleted since
+                self.quota.note(name, file.pages)
+                agent = self._agents.get(name.removesuffix(".db"))
+                grown += [] if agent is None else [agent]
+        self.quota.settle(grown, lambda: list(self._agents.values()))
 
     def room(self, db: Db) -> bool:
         """False while writers of that file should wait for the next record."""
@@ -372,6 +401,8 @@ class SqliteTree(Connections):
             self.closed = True
         if hasattr(self, "_janitor"):
             self._janitor.close()
+            with suppress(OSError):  # it would only have told more of a damage
+                self.log.mark()
         with ExitStack() as stack:  # one that fails must not keep the others open
             stack.callback(self.folder.close)
             stack.callback(self.tree.disconnect)

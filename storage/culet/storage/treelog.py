@@ -22,7 +22,8 @@ from culet.kernel.ports import Level, Stopwatch
 
 from .errors import CAUGHT, storage_error
 from .files import Folder
-from .log import Entry, Redo, encode_record, segment_name
+from .log import Redo, segment_name
+from .record import Entry, encode_mark, encode_record
 from .template import PAGE, Templates
 
 _WAL_HEADER: Final = 32
@@ -81,11 +82,15 @@ class LogRecord:
         "lsn",
         "offset",
         "segment",
+        "synced",
         "todo",
     )
 
-    def __init__(self, lsn: int, low: int, segment: int, commits: int) -> None:
+    def __init__(
+        self, lsn: int, low: int, segment: int, commits: int, synced: int
+    ) -> None:
         self.lsn = lsn
+        self.synced = synced
         self.low = low
         self.segment = segment
         self.commits = commits
@@ -125,7 +130,9 @@ class TreeLog:
         self.superfluous: list[tuple[int, str]] = []  # unlink when that lsn is synced
         self.failure: StorageError | None = None
         self._checksum = plan.checksum
-        self._offset = 0  # where the next record begins; the writer's alone
+        self._written = 0  # the segment of the last record; the writer's, like
+        self._offset = 0  # where the next one begins in it
+        self._marked = plan.lsn
         self._acked_segment = plan.top
         self._named = True  # the names of the segments are durable in the folder
         self._filled = 0  # the same, as the loop knows it
@@ -180,13 +187,13 @@ class TreeLog:
         record = self.begin()
         self.fill(record)
         self.write(record, sync=False)
-        self.done(record)
-        if self.power or old_segments:  # else there is nothing yet to lose
+        self._named = self.power or bool(old_segments)  # else nothing is lost yet
+        if self._named:
             self.folder.sync(name)
             self.folder.sync_folder()
+        self.done(record)
+        if self._named:
             self.synced = self.acked
-        else:
-            self._named = False
         for number in old_segments:
             self.folder.unlink(segment_name(number))
 
@@ -243,7 +250,7 @@ class TreeLog:
             self._roll()
             self._capacity = self.segment_bytes
         self.lsn += 1
-        record = LogRecord(self.lsn, self.low, self.segment, self.commits)
+        record = LogRecord(self.lsn, self.low, self.segment, self.commits, self.synced)
         if self._first:
             record.entries.append(("M", list(self.files)))
             record.first, self._first = True, False
@@ -310,7 +317,7 @@ class TreeLog:
             # lose the tail of the old one: the chain would have a hole.
             if not self.power and self._offset:
                 self.folder.sync(segment_name(record.segment - 1))
-            self._offset = 0
+            self._written, self._offset = record.segment, 0
         data, checksum = encode_record(
             record.entries,
             epoch=self.epoch,
@@ -318,6 +325,7 @@ class TreeLog:
             lsn=record.lsn,
             low=record.low,
             previous=self._checksum,
+            synced=record.synced,
         )
         name = segment_name(record.segment)
         self.folder.write(name, self._offset, data)
@@ -364,6 +372,19 @@ class TreeLog:
         """
         file.checkpointed = file.recheck = True
         return file.lsn
+
+    def mark(self) -> None:
+        """Note in the log what is on the disk, before anything relies on it.
+
+        Not synced: a cut that loses the mark has not damaged the record before it.
+        Nothing to be told from a torn record is overwritten: no record is on its way
+        at level `power`, and at `process` the next one begins where the mark lies.
+        """
+        if self.synced <= self._marked or self.failure is not None:
+            return
+        data = encode_mark(epoch=self.epoch, segment=self._written, synced=self.synced)
+        self.folder.write(segment_name(self._written), self._offset, data)
+        self._marked = self.synced
 
     def sync_file(self, file: Tracked) -> None:
         """Make a checkpointed file durable (janitor), with its name if it is fresh."""
