@@ -413,6 +413,7 @@ class Agent:
         node = self._node
         node.check()
         tree, failed, errors = node.tree, trio.Event(), list[StorageError]()
+        tree.emit("destroy", node.slot, node.path_text())
 
         async def end() -> None:  # not in this task: that is about to be stopped
             try:

@@ -109,7 +109,9 @@ class Kernel:
                 del self._sleeping[key]
                 try:
                     await self.open_root(key, create=False)
-                except (StorageError, UsageError, NotFound) as error:
+                except NotFound:
+                    pass  # nothing of it was durable, or its destroy is over now
+                except (StorageError, UsageError) as error:
                     name = f"{key.class_name}/{key.name}"
                     self.report("root", None, error, name=name)
                     if isinstance(error, StorageError):  # what it owes is owed still
@@ -276,7 +278,7 @@ class Kernel:
             tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
             tree.db.execute("DELETE FROM job")
         tree.jobs.stopped = True
-        tree.sockets.close_all([tree.root_slot], 4410, "deleted")
+        tree.sockets.close_tree(4410, "deleted")
         tree.stops.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
         await tree.durable()
         await self._leave(tree, final=True)

@@ -468,6 +468,10 @@ class Sockets:
             for connection in self.of(slot):
                 connection.close(code, reason)
 
+    def close_tree(self, code: int, reason: str) -> None:
+        """Close every connection of the tree, after what was sent before."""
+        self.close_all(list(self._by_slot), code, reason)
+
     def cut_all(self, code: int, reason: str) -> None:
         """The tree goes down: close every connection, at once."""
         for slot in list(self._by_slot):

@@ -93,8 +93,10 @@ def error_response(error: CuletError) -> Response:
     match error:
         case Refused():
             return Response(str(error), error.status)
-        case NotFound() | Deleted():
+        case NotFound():
             return Response("Not Found", 404)
+        case Deleted():
+            return Response("Gone", 410)
         case UsageError():
             return Response(str(error), 400)
         case CapacityError() | FacetAborted() | FacetBroken():
