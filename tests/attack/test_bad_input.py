@@ -53,6 +53,7 @@ async def test_a_bad_root_name_is_refused_by_every_way_in(
         assert w.kernel.trees == {}
 
 
+@pytest.mark.rule("F-37")
 @pytest.mark.parametrize("name", [*BAD_NAMES, 5, None], ids=repr)
 async def test_a_bad_child_name_is_refused_by_every_way_in(
     name: Any, tmp_path: Path
@@ -112,6 +113,7 @@ async def test_a_bad_path_wakes_and_writes_nothing(
         assert files(tmp_path) == before
 
 
+@pytest.mark.rule("F-27")
 async def test_values_that_cannot_be_copied_change_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         hub = await w.kernel.get_agent(Hub, "h")
@@ -141,6 +143,7 @@ async def test_values_that_cannot_be_copied_change_nothing(tmp_path: Path) -> No
         assert await hub.ping("still here") == "still here"
 
 
+@pytest.mark.rule("F-07")
 async def test_a_second_kernel_on_the_folder_is_refused(tmp_path: Path) -> None:
     program = (
         "import sys, trio\n"
@@ -193,6 +196,7 @@ async def test_a_newer_schema_is_refused_and_others_are_served(tmp_path: Path) -
         assert await (await w.kernel.get_agent(Hub, "h")).notes() == ["h"]
 
 
+@pytest.mark.rule("F-47")
 async def test_a_foreign_origin_is_refused_before_anything(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         for origin in (
@@ -212,6 +216,7 @@ async def test_a_foreign_origin_is_refused_before_anything(tmp_path: Path) -> No
         assert w.kernel.trees == {}
 
 
+@pytest.mark.rule("I-22", "F-42")
 async def test_a_guessed_run_id_is_404_and_makes_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await (await w.kernel.get_agent(Hub, "h")).ping("x")
@@ -226,6 +231,7 @@ async def test_a_guessed_run_id_is_404_and_makes_nothing(tmp_path: Path) -> None
         ]
 
 
+@pytest.mark.rule("I-29", "F-54")
 async def test_a_child_that_raises_in_on_start_disturbs_nobody(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.connect() as client:
         await client.hello()

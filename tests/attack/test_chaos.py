@@ -40,6 +40,7 @@ BAD_FRAMES: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.rule("I-45", "F-35")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_frame_hurts_anybody(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
@@ -71,6 +72,7 @@ def _text(frame: Any) -> bool:
     return isinstance(frame, str)
 
 
+@pytest.mark.rule("F-35")
 async def test_a_message_that_is_too_large_closes_that_socket_only(
     tmp_path: Path,
 ) -> None:

@@ -36,6 +36,7 @@ def tree(w: World) -> Any:
 # ---- 3: nothing leaves before it is durable
 
 
+@pytest.mark.rule("I-15")
 async def test_no_reply_frame_or_body_leaves_before_its_record(tmp_path: Path) -> None:
     go = threading.Event()
     go.set()
@@ -96,6 +97,7 @@ async def test_no_reply_frame_or_body_leaves_before_its_record(tmp_path: Path) -
 # ---- 10: slow readers
 
 
+@pytest.mark.rule("I-20", "F-31")
 async def test_a_client_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
     limits = Limits(outbox_bytes=256 << 10, slow_client_s=0.5, idle_s=20.0)
     async with world(tmp_path, limits=limits) as w, w.connect() as fast:
@@ -132,6 +134,7 @@ class Stubborn(Agent):
                 left -= 1
 
 
+@pytest.mark.rule("HB-09", "I-07")
 async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
     tmp_path: Path,
 ) -> None:
@@ -173,6 +176,7 @@ async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
         assert tree(w).db.execute("SELECT count(*) FROM job")[0][0] == 0
 
 
+@pytest.mark.rule("HB-09", "I-24", "F-23")
 async def test_a_run_that_never_stops_is_quarantined_and_others_are_served(
     tmp_path: Path,
 ) -> None:
@@ -278,6 +282,7 @@ class Clingy(Agent):
         Clingy.tried.append("ran late")
 
 
+@pytest.mark.rule("I-24")
 @pytest.mark.parametrize("how", ["abort", "delete"])
 async def test_a_stopped_agent_can_do_nothing_in_its_finally(
     how: str, tmp_path: Path
@@ -303,6 +308,7 @@ async def test_a_stopped_agent_can_do_nothing_in_its_finally(
         await hub.dynamic_agents.delete(Clingy, "c")
 
 
+@pytest.mark.rule("I-25")
 async def test_what_comes_late_for_a_deleted_facet_meets_nothing(
     tmp_path: Path,
 ) -> None:
@@ -365,6 +371,7 @@ class Parent(Agent):
             await self.dynamic_agents.get(Plain, f"p{i}")
 
 
+@pytest.mark.rule("G-11")
 async def test_abort_of_forty_live_facets_is_fast(tmp_path: Path) -> None:
     async with world(tmp_path, facets=[Parent, Plain]) as w:
         await (await w.kernel.get_agent(Hub, "h")).ping("x")
@@ -390,7 +397,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("HB-39")
+@pytest.mark.rule("HB-39", "I-27", "F-40")
 async def test_names_are_names_everywhere(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.connect() as client:
         await client.hello()
@@ -467,6 +474,7 @@ async def bare(port: int) -> AsyncGenerator[bytes, None]:
         await trio.aclose_forcefully(stream)
 
 
+@pytest.mark.rule("I-17")
 async def test_five_thousand_chunks_to_twenty_clients_while_they_are_made(
     tmp_path: Path,
 ) -> None:
@@ -495,6 +503,7 @@ async def test_five_thousand_chunks_to_twenty_clients_while_they_are_made(
     assert all(numbers == list(range(chunks + 2)) for numbers in seen)
 
 
+@pytest.mark.rule("I-16", "I-17")
 async def test_a_client_that_comes_fifty_times_folds_to_what_a_fresh_one_sees(
     tmp_path: Path,
 ) -> None:
@@ -569,7 +578,7 @@ class Sleeper(Agent):
         self.hear("connect")
 
 
-@pytest.mark.rule("HB-03")
+@pytest.mark.rule("HB-03", "I-28")
 async def test_on_start_comes_first_whoever_wakes_it(tmp_path: Path) -> None:
     Sleeper.starts, Sleeper.heard = 0, []
     path = "/agents/hub/h/sub/sleeper/s"

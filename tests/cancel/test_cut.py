@@ -27,7 +27,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.rule("I-50", "I-03", "I-15")
+@pytest.mark.rule("I-50", "I-03", "I-15", "F-56", "G-23")
 @pytest.mark.parametrize("form", ["stays", "dies"])
 @pytest.mark.parametrize("name", OPS)
 def test_a_caller_cut_anywhere_leaves_nothing_half(name: str, form: Form) -> None:

@@ -31,6 +31,7 @@ def fires(expr: str, tz: str, start: int, count: int) -> list[int]:
     return out[1:]
 
 
+@pytest.mark.rule("I-33")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_fires_as_the_vectors_expect(row: dict) -> None:
     start = ms(row["start_utc"])

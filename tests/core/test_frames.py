@@ -79,6 +79,7 @@ def test_a_running_row_has_no_terminal() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
+@pytest.mark.rule("I-19")
 @given(texts, texts | st.none(), texts, st.integers(1, 1 << 40))
 def test_replay_differs_by_its_mark_only(
     run_id: str, call: str | None, delta: str, sequence: int

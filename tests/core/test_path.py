@@ -82,7 +82,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.rule("F-167", "F-169", "F-170", "F-172", "F-180")
+@pytest.mark.rule("F-167", "F-169", "F-170", "F-172", "F-180", "F-38")
 @pytest.mark.parametrize("row", rows("parse_rows"))
 def test_parses_as_the_vectors_say_and_stricter(row: dict) -> None:
     refusal = REFUSED.get(row["id"])
@@ -136,6 +136,7 @@ def test_a_class_may_be_listed_twice() -> None:
     assert check_classes(["JobRunner", "JobRunner"]) == {"job-runner": "JobRunner"}
 
 
+@pytest.mark.rule("F-37")
 @pytest.mark.parametrize(
     "name", ["", "a\0b", ".", "..", "x" * (NAME_MAX + 1), "\ud800", 7, None]
 )
@@ -187,6 +188,7 @@ def test_bad_targets_are_usage_errors(raw: str) -> None:
         parse_agent_path(raw, KNOWN)
 
 
+@pytest.mark.rule("I-27")
 def test_depth_is_bounded() -> None:
     hop = "/sub/job-runner/x"
     root = "/agents/supervisor/u"
@@ -240,7 +242,7 @@ plain = st.from_regex(r"[A-Za-z0-9!$&'()*+,\-.:;=@_~]{1,20}", fullmatch=True)
 roots = plain.filter(lambda name: name not in {".", "..", "sub"})
 
 
-@pytest.mark.rule("F-166")
+@pytest.mark.rule("F-166", "I-27")
 @given(
     roots, st.lists(st.tuples(st.sampled_from(CLASSES), names), max_size=DEPTH_MAX - 1)
 )

@@ -51,6 +51,7 @@ def test_terminals_are_the_four() -> None:
     assert not is_terminal("running")
 
 
+@pytest.mark.rule("I-02")
 @given(st.lists(st.sampled_from(CAUSES)))
 def test_the_first_settling_cause_wins_whatever_follows(causes: list[Cause]) -> None:
     status = "running"

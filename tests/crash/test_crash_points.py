@@ -73,7 +73,19 @@ def stored(folder: Path | None) -> str:
     return "memory:" if folder is None else f"sqlite:{folder}"
 
 
-@pytest.mark.rule("G-01", "G-02", "I-03")
+@pytest.mark.rule(
+    "G-01",
+    "G-02",
+    "I-03",
+    "F-01",
+    "F-03",
+    "G-08",
+    "I-09",
+    "I-14",
+    "I-46",
+    "I-47",
+    "I-48",
+)
 @pytest.mark.proof
 @pytest.mark.volume("crash points")
 @shared

@@ -109,6 +109,7 @@ async def test_arguments_and_results_are_copies(clock: object) -> None:
         assert await kid.keyword(a=1) == 12
 
 
+@pytest.mark.rule("F-27")
 @pytest.mark.parametrize(
     ("method", "args", "kwargs"),
     [
@@ -306,6 +307,7 @@ async def test_refused_sql_is_named(sql: str, clock: object) -> None:
         assert await db.count() == 0
 
 
+@pytest.mark.rule("I-23")
 async def test_one_agent_sees_its_own_file_only(clock: object) -> None:
     async with open_test_kernel(roots=[Db]) as test:
         await db_of(test)

@@ -166,6 +166,7 @@ async def test_a_failing_fiber_raises_to_its_caller(clock: object) -> None:
         assert {s for _n, s in left(test)[0]} <= {"error"}
 
 
+@pytest.mark.rule("I-39", "I-40")
 async def test_a_cut_fiber_is_told_with_its_last_stash(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -177,7 +178,7 @@ async def test_a_cut_fiber_is_told_with_its_last_stash(clock: object) -> None:
         assert set(DONE.values()) == {1}
 
 
-@pytest.mark.rule("HB-13")
+@pytest.mark.rule("HB-13", "I-39")
 async def test_a_finished_fiber_is_not_recovered(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -198,7 +199,7 @@ async def test_a_hook_that_says_nothing_interrupts(clock: object) -> None:
         assert left(test) == ([("ignored", "interrupted")], [])
 
 
-@pytest.mark.rule("kernel-mini-12")
+@pytest.mark.rule("kernel-mini-12", "I-39")
 async def test_a_hook_that_always_raises_uses_its_attempts_up(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

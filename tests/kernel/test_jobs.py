@@ -102,6 +102,7 @@ def opened(**options: Any) -> Any:
 # ---- when
 
 
+@pytest.mark.rule("I-31", "I-32")
 async def test_a_schedule_fires_once_not_early_and_its_row_goes(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -162,7 +163,7 @@ async def test_a_bound_method_is_a_callback(clock: object) -> None:
         assert fired() == ["x"]
 
 
-@pytest.mark.rule("HB-17")
+@pytest.mark.rule("HB-17", "I-37")
 async def test_idempotent_schedules_are_one(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -177,7 +178,7 @@ async def test_idempotent_schedules_are_one(clock: object) -> None:
 # ---- what recurs
 
 
-@pytest.mark.rule("HB-21")
+@pytest.mark.rule("HB-21", "I-33", "F-14")
 async def test_missed_ticks_are_one_catch_up_then_the_cadence(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -194,6 +195,7 @@ async def test_missed_ticks_are_one_catch_up_then_the_cadence(clock: object) -> 
         assert (at - EPOCH_MS) % 10_000 == 0, "an interval does not drift"
 
 
+@pytest.mark.rule("I-32", "F-13")
 async def test_the_clock_going_back_fires_nothing_twice(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -222,6 +224,7 @@ async def test_a_recurring_one_gives_up_a_tick_and_goes_on(clock: object) -> Non
 # ---- what fails
 
 
+@pytest.mark.rule("I-31")
 async def test_back_off_and_the_dead_letter(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -239,7 +242,7 @@ async def test_back_off_and_the_dead_letter(clock: object) -> None:
         assert fired() == ["f1", "f2", "f3", "f1"]
 
 
-@pytest.mark.rule("HB-19")
+@pytest.mark.rule("HB-19", "I-36")
 async def test_one_bad_row_does_not_stop_the_others(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -274,6 +277,7 @@ async def test_a_failure_in_an_aborted_callee_is_a_failure(clock: object) -> Non
         assert "FacetAborted" in me.schedules.get(one).error
 
 
+@pytest.mark.rule("I-36")
 async def test_a_hanging_owner_delays_nobody_else(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -368,6 +372,7 @@ async def test_pause_resume_run_now_cancel(clock: object) -> None:
         assert fired() == ["x", "y"]
 
 
+@pytest.mark.rule("I-35")
 async def test_an_agent_has_only_its_own_schedules(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -398,6 +403,7 @@ async def test_a_cancelled_schedule_does_not_fire_once_that_returned(
 # ---- lives
 
 
+@pytest.mark.rule("I-34")
 async def test_a_due_call_wakes_a_sleeping_facet(clock: object) -> None:
     async with opened(idle_s=5) as test:
         root, _me = await opened_top(test)
@@ -408,6 +414,7 @@ async def test_a_due_call_wakes_a_sleeping_facet(clock: object) -> None:
         assert fired() == ["k:x"]
 
 
+@pytest.mark.rule("I-34")
 async def test_a_job_does_not_make_what_is_deleted(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -418,6 +425,7 @@ async def test_a_job_does_not_make_what_is_deleted(clock: object) -> None:
         assert not me.dynamic_agents.has(Kid, "k")
 
 
+@pytest.mark.rule("I-31")
 async def test_after_a_crash_what_was_held_is_due_again(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -436,6 +444,7 @@ async def test_after_a_crash_what_was_held_is_due_again(clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM job") == [(0,)]
 
 
+@pytest.mark.rule("I-46")
 async def test_recovering_twice_is_recovering_once(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -465,7 +474,7 @@ async def test_a_planned_stop_gives_the_attempt_back(clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM job") == [(0,)]
 
 
-@pytest.mark.rule("HB-25")
+@pytest.mark.rule("HB-25", "I-31")
 @pytest.mark.parametrize("offset", [-0.01, 0, 0.01, 0.5])
 async def test_what_comes_due_while_stopping_is_kept(
     offset: float, clock: object

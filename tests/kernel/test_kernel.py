@@ -150,6 +150,7 @@ async def test_a_sleeping_roots_schedule_fires_in_the_next_life(clock: object) -
     assert STARTS == ["a", "a", "fired"]
 
 
+@pytest.mark.rule("F-15")
 async def test_a_schedule_that_came_due_while_down_fires_once(clock: object) -> None:
     async with open_test_kernel(roots=[Root]) as test:
         root = await test.kernel.get_agent(Root, "a")
@@ -250,6 +251,7 @@ async def test_a_crash_anywhere_in_a_destroy_leaves_all_or_nothing(
             assert "old schedule" not in STARTS
 
 
+@pytest.mark.rule("F-07")
 async def test_two_kernels_on_one_folder(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/data"
     async with open_kernel(roots=[Root], storage=url, durability="process") as kernel:
@@ -275,6 +277,7 @@ async def test_an_error_in_the_body_comes_out_as_itself() -> None:
             raise ZeroDivisionError
 
 
+@pytest.mark.rule("F-20")
 async def test_cancelling_the_body_stops_the_kernel_in_order(clock: object) -> None:
     with trio.move_on_after(1) as scope:
         async with open_kernel(

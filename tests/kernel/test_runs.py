@@ -244,6 +244,7 @@ def statuses(test: Harness) -> dict[str, str]:
 # ---- in the ordinary way
 
 
+@pytest.mark.rule("I-14", "I-18")
 async def test_a_run_has_one_row_one_sequence_one_end(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -262,6 +263,7 @@ async def test_a_run_has_one_row_one_sequence_one_end(clock: object) -> None:
         assert jobs(test) == []
 
 
+@pytest.mark.rule("I-05", "I-06")
 async def test_a_known_id_never_starts_a_second_turn(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -302,6 +304,7 @@ async def test_what_cannot_be_run_as_a_tool_is_refused(clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM run") == [(0,)]
 
 
+@pytest.mark.rule("F-21", "F-22", "F-27")
 @pytest.mark.parametrize(
     ("what", "reason"),
     [("no type", "failed"), ("not json", "failed"), ("huge", "failed"),
@@ -336,6 +339,7 @@ async def test_a_failed_run_keeps_what_it_has_said(clock: object) -> None:
         assert kinds == ["started", "chunk", "aborted"]
 
 
+@pytest.mark.rule("I-10")
 async def test_refused_by_capacity_leaves_no_row(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -362,6 +366,7 @@ async def test_refused_by_depth_leaves_no_row(clock: object) -> None:
 # ---- watching is not doing
 
 
+@pytest.mark.rule("I-07")
 async def test_a_cancelled_waiter_changes_nothing(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -411,6 +416,7 @@ async def test_a_detached_run_goes_on_and_is_delivered_once(clock: object) -> No
 # ---- cancel
 
 
+@pytest.mark.rule("I-07")
 async def test_cancel_ends_it_with_everything_below(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -443,6 +449,7 @@ async def test_cancel_does_not_wake_what_it_stopped(clock: object) -> None:
         assert [r["path"] for r in test.kernel.tree("Top", "a")] == ["Top/a"]
 
 
+@pytest.mark.rule("I-07")
 async def test_a_token_used_before_makes_no_child_and_no_call(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -502,6 +509,7 @@ async def test_a_turn_that_swallows_cancellation_is_aborted_all_the_same(
 # ---- crashes
 
 
+@pytest.mark.rule("I-14", "G-08")
 async def test_a_resumable_turn_goes_on_where_it_was(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -523,7 +531,7 @@ async def test_a_resumable_turn_goes_on_where_it_was(clock: object) -> None:
         assert HOOKS == [("a", "r", "completed")]
 
 
-@pytest.mark.rule("HB-05")
+@pytest.mark.rule("HB-05", "I-05")
 async def test_asked_again_after_a_restart_it_is_joined(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -537,6 +545,7 @@ async def test_asked_again_after_a_restart_it_is_joined(clock: object) -> None:
         assert statuses(test) == {"r": "completed", "in": "completed"}
 
 
+@pytest.mark.rule("I-05")
 async def test_a_turn_that_cannot_resume_is_interrupted(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -613,7 +622,7 @@ async def test_starts_that_always_fail_end_the_run_after_three(clock: object) ->
         assert jobs(test) in ([], [("hook", "r", 1, 0, 1)])
 
 
-@pytest.mark.rule("HB-07")
+@pytest.mark.rule("HB-07", "I-09")
 async def test_one_hung_child_does_not_stop_its_parent(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -716,6 +725,7 @@ async def test_planned_stops_do_not_count(clock: object) -> None:
         assert me.runs.get("r").status == "completed"
 
 
+@pytest.mark.rule("I-13", "I-18")
 @pytest.mark.parametrize("commits", range(14))
 async def test_a_crash_after_any_commit_ends_truthfully(
     commits: int, clock: object
@@ -745,6 +755,7 @@ async def test_a_crash_after_any_commit_ends_truthfully(
         assert jobs(test) == []
 
 
+@pytest.mark.rule("I-06")
 async def test_an_ended_run_stays_as_it_was_told(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -776,7 +787,7 @@ async def test_a_class_that_is_gone_ends_the_run(clock: object) -> None:
 # ---- abort and delete of the facet
 
 
-@pytest.mark.rule("kernel-mini-1", "kernel-mini-2")
+@pytest.mark.rule("kernel-mini-1", "kernel-mini-2", "F-23", "F-28")
 async def test_a_turn_that_will_not_stop_never_runs_beside_its_successor(
     clock: object,
 ) -> None:
@@ -982,6 +993,7 @@ async def test_a_failed_barrier_restarts_the_tree_and_tells_nothing(
 # ---- the reducer agrees
 
 
+@pytest.mark.rule("I-16")
 async def test_replay_folds_to_the_same_state_from_any_cut(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

@@ -347,6 +347,7 @@ async def test_deleting_a_facet_closes_its_clients(clock: object) -> None:
 # ---- runs
 
 
+@pytest.mark.rule("I-17")
 @pytest.mark.parametrize("after", [0, 1.5, 3.5, 99])
 async def test_whenever_a_client_comes_it_sees_the_same(
     after: float, clock: object
@@ -439,6 +440,7 @@ async def test_a_settled_run_that_is_not_durable_is_not_shown(clock: object) -> 
             assert shown[frame["sequence"]] == frame["event"]
 
 
+@pytest.mark.rule("I-10")
 async def test_refused_runs_show_under_an_id_that_is_never_stored(
     clock: object,
 ) -> None:
@@ -469,6 +471,7 @@ async def status(test: Any, *hops: tuple[str, str], **options: Any) -> int:
     return found.status if isinstance(found, Response) else 200
 
 
+@pytest.mark.rule("I-22", "F-44")
 async def test_gates_and_what_they_answer(clock: object) -> None:
     async with opened() as test:
         top = ("Top", "a")
@@ -488,6 +491,7 @@ async def test_gates_and_what_they_answer(clock: object) -> None:
         assert names == ["new"], "what was refused was not made"
 
 
+@pytest.mark.rule("I-22", "F-42")
 async def test_a_guessed_run_id_is_404_and_makes_nothing(clock: object) -> None:
     async with opened() as test:
         root = await test.kernel.get_agent(Top, "a")
@@ -505,6 +509,7 @@ async def test_an_absent_root_below_a_path_is_not_made(clock: object) -> None:
         assert HEARD == []
 
 
+@pytest.mark.rule("I-22")
 async def test_the_root_gate_comes_before_the_root(clock: object) -> None:
     async def admit(request: Request, root: Any) -> Response:
         return Response("no", 401)

@@ -135,6 +135,7 @@ async def test_a_scripted_child_does_its_steps(clock: object) -> None:
         assert await notes.run([["fail", "no"]], "f") == "error"
 
 
+@pytest.mark.rule("G-12")
 @pytest.mark.gap("this test holds the loop to see whether the probe sees it")
 async def test_the_probe_sees_a_long_pass(gap_probe: object) -> None:
     await trio.lowlevel.checkpoint()

@@ -210,6 +210,7 @@ async def top(test: Harness) -> Top:
 # ---- starting
 
 
+@pytest.mark.rule("I-28")
 async def test_fifty_gets_are_one_start(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -229,6 +230,7 @@ async def test_lookup_makes_nothing(clock: object) -> None:
         assert await root.look("k")
 
 
+@pytest.mark.rule("I-28")
 async def test_a_failed_start_is_shared_and_not_cached(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -329,6 +331,7 @@ async def test_a_start_may_start_a_child_that_calls_back(clock: object) -> None:
         assert agent_at(test, ("Dad", "d"), ("Dad", "son")).heard == 2
 
 
+@pytest.mark.rule("F-26")
 async def test_two_starts_that_wait_for_each_other_are_refused(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -353,6 +356,7 @@ async def test_depth_is_checked_before_anything_is_made(clock: object) -> None:
         assert tree.db.execute("SELECT count(*) FROM node") == [(4,)]
 
 
+@pytest.mark.rule("F-37")
 @pytest.mark.parametrize("name", ["", "x\0y", ".", "..", "n" * 257])
 async def test_bad_names_are_refused_and_make_nothing(name: str, clock: object) -> None:
     async with opened() as test:
@@ -364,7 +368,7 @@ async def test_bad_names_are_refused_and_make_nothing(name: str, clock: object) 
 @pytest.mark.parametrize(
     "name", ["x'; DROP TABLE node;--", 'a" OR "1"="1', "%", "_", "$.a", "${x}", "🜁"]
 )
-@pytest.mark.rule("HB-39")
+@pytest.mark.rule("HB-39", "F-39")
 async def test_odd_names_are_only_names(name: str, clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -427,6 +431,7 @@ async def test_what_a_dying_call_raises_does_not_hide_the_abort(clock: object) -
             await root.kill("Plain", "k", "stop")
 
 
+@pytest.mark.rule("I-24")
 async def test_a_fenced_node_cannot_write_in_finally(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -439,6 +444,7 @@ async def test_a_fenced_node_cannot_write_in_finally(clock: object) -> None:
         assert await root.use("Plain", "k", "kept", []) == []
 
 
+@pytest.mark.rule("I-24", "I-28")
 async def test_abort_waits_for_calls_that_are_still_inside(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -470,6 +476,7 @@ async def test_an_abort_while_it_starts_ends_the_start(clock: object) -> None:
         assert test.find([("Top", "a"), ("Hangs", "h")]) is None
 
 
+@pytest.mark.rule("I-24", "F-23")
 async def test_what_does_not_stop_is_fenced_and_its_name_is_free(clock: object) -> None:
     async with opened(abort_grace_s=2) as test:
         root = await top(test)
@@ -551,7 +558,7 @@ async def test_an_abort_goes_on_when_its_caller_is_cancelled(clock: object) -> N
         assert test.find([("Top", "a"), ("Plain", "k")]) is None
 
 
-@pytest.mark.rule("F-048")
+@pytest.mark.rule("F-048", "I-26")
 async def test_aborting_what_does_not_exist_or_sleeps_is_no_error(
     clock: object,
 ) -> None:
@@ -568,6 +575,7 @@ async def test_aborting_what_does_not_exist_or_sleeps_is_no_error(
 # ---- what breaks by itself
 
 
+@pytest.mark.rule("I-29", "F-21")
 async def test_a_failure_in_the_background_breaks_that_facet_only(
     clock: object,
 ) -> None:
@@ -600,6 +608,7 @@ async def test_escalate_breaks_the_whole_tree(clock: object) -> None:
         assert await (await top(test)).ping(1) == 2
 
 
+@pytest.mark.rule("I-29", "F-22")
 async def test_what_is_no_exception_ends_at_the_border(clock: object) -> None:
     class Exits(Plain):
         async def leave(self) -> None:
@@ -651,6 +660,7 @@ async def test_what_waits_in_memory_is_not_evicted(clock: object) -> None:
             assert test.find([("Top", "a"), ("Plain", "k")]) is not None
 
 
+@pytest.mark.rule("I-25")
 async def test_a_deleted_facet_is_gone_for_good(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -673,6 +683,7 @@ async def test_a_deleted_facet_is_gone_for_good(clock: object) -> None:
         assert tree.db.execute("SELECT count(*) FROM job") == [(0,)]
 
 
+@pytest.mark.rule("I-26")
 async def test_deleting_twice_or_nothing_is_no_error(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -691,6 +702,7 @@ async def test_a_facet_may_destroy_itself(clock: object) -> None:
         assert await root.use("Plain", "k", "kept", []) == []
 
 
+@pytest.mark.rule("I-21", "I-25", "I-26")
 @pytest.mark.parametrize("commits", range(4))
 async def test_a_crash_only_delays_a_wipe(commits: int, clock: object) -> None:
     async with opened() as test:

@@ -242,6 +242,7 @@ def chosen(plan: Plan, mode: str) -> list[Seen]:
     return rare[first :: len(MODES)] + bulk[first :: len(MODES) ** 2]
 
 
+@pytest.mark.rule("F-05", "I-47")
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize("mode", MODES)
@@ -262,6 +263,7 @@ def test_each_operation_may_fail_and_nothing_told_is_lost(
     assert heard > tries // 2, (heard, tries)
 
 
+@pytest.mark.rule("F-02", "I-47")
 @pytest.mark.slow
 @pytest.mark.proof
 def test_each_power_cut_leaves_an_instant_that_was_told_or_a_later_one(

@@ -225,6 +225,7 @@ def test_a_delete_without_a_record_is_undone_by_a_crash(
     assert values(reopen(store, tree), "child") == ["a"]
 
 
+@pytest.mark.rule("I-21")
 def test_files_without_a_row_are_swept(store: Store, tree: TreeStore) -> None:
     add_node(tree, "child")
     tree.agent("child").execute(NOTE, ("a", "1"))
@@ -390,6 +391,7 @@ def test_errors_of_the_kernel_are_typed_and_keep_their_cause(tree: TreeStore) ->
         tree.tree.execute("SELECT ?", (1 << 70,))
 
 
+@pytest.mark.rule("I-02")
 def test_a_terminal_status_is_for_good(tree: TreeStore) -> None:
     tree.tree.execute(
         "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, "

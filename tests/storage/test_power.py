@@ -23,6 +23,7 @@ MUST_MEET = (
 )  # fmt: skip
 
 
+@pytest.mark.rule("G-02", "F-02", "I-47")
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.volume("power images")

@@ -30,6 +30,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.rule("I-22")
 @pytest.mark.parametrize(("path", "status", "code"), REFUSED)
 async def test_what_cannot_be_named_is_refused_and_writes_nothing(
     path: str, status: int, code: int
@@ -104,6 +105,7 @@ async def test_four_levels_are_the_most() -> None:
         assert await server.close_of(path + "/sub/plain/d") == 4400
 
 
+@pytest.mark.rule("I-42")
 async def test_the_order_is_origin_authenticate_admit() -> None:
     asked: list[str] = []
 
@@ -135,6 +137,7 @@ async def test_the_order_is_origin_authenticate_admit() -> None:
     assert len(server.kernel.trees) == 0
 
 
+@pytest.mark.rule("F-44", "F-54")
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
 @pytest.mark.parametrize("where", ["authenticate", "admit"])
 async def test_a_failing_gate_refuses_and_does_not_say_why(
@@ -183,6 +186,7 @@ ORIGINS = [
 ]
 
 
+@pytest.mark.rule("F-47")
 @pytest.mark.parametrize(("origins", "origin", "host", "allowed"), ORIGINS)
 def test_origins(origins, origin, host, allowed) -> None:
     headers = {"host": host} | ({} if origin is None else {"origin": origin})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ OPS = st.lists(
 )
 
 
+@pytest.mark.rule("I-15")
 @given(OPS)
 def test_what_leaves_is_a_durable_prefix_in_order(ops) -> None:
     outbox = Outbox(100)

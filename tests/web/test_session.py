@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from culet.kernel.core.limits import Limits
 from culet.kernel.ports import Blob
 from culet.web.session import Session
@@ -61,6 +63,7 @@ def texts(session: Session) -> list[str | bytes]:
     return [text for blob in session.take() for text in blob.texts]
 
 
+@pytest.mark.rule("I-15")
 def test_nothing_leaves_before_its_stamp_is_durable() -> None:
     session, gate, notes = new()
 

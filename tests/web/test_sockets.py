@@ -103,6 +103,7 @@ async def test_state_goes_to_all_others() -> None:
         assert await cyd.frame() == said, "the true state"
 
 
+@pytest.mark.rule("I-23")
 async def test_a_broadcast_reaches_everybody_here_and_nobody_elsewhere() -> None:
     async with (
         serving() as server,
@@ -146,6 +147,7 @@ async def test_replay_equals_live() -> None:
         assert without_replay(replayed) == heard
 
 
+@pytest.mark.rule("I-17")
 async def test_who_comes_in_the_middle_misses_nothing() -> None:
     async with serving() as server, server.connect() as first:
         await first.hello()

@@ -100,6 +100,7 @@ async def echo(client: Client) -> None:
         assert await client.raw() == "are you there"
 
 
+@pytest.mark.rule("HB-35", "I-45")
 @pytest.mark.parametrize(
     "extra",
     [b"x", masked(1, b"hello"), b"\xff" * 65536, b"GET / HTTP/1.1\r\n\r\n"],
@@ -175,6 +176,7 @@ MALFORMED = [
 ]  # fmt: skip
 
 
+@pytest.mark.rule("F-35", "I-45")
 @pytest.mark.parametrize(("data", "code"), MALFORMED)
 async def test_malformed_frames_close_with_their_code(data: bytes, code: int) -> None:
     async with serving(limits=Limits(message_bytes=2000)) as server:
@@ -251,6 +253,7 @@ async def test_an_offered_subprotocol_is_echoed() -> None:
         assert b"permessage-deflate" not in data
 
 
+@pytest.mark.rule("I-20", "F-31")
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize(
     "limits",
@@ -280,6 +283,7 @@ async def test_a_slow_client_is_cut_and_others_go_on(limits: Limits) -> None:
             await echo(client)
 
 
+@pytest.mark.rule("F-32")
 async def test_who_answers_no_ping_is_cut() -> None:
     async with (
         serving(limits=Limits(ping_s=0.05, idle_s=0.2)) as server,
