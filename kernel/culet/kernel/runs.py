@@ -232,8 +232,9 @@ class Runs:
         if len(node.lineage()) >= DEPTH_MAX:
             return "depth", f"a run would be deeper than {DEPTH_MAX}"
         tree = self.tree
-        if tree.is_full(node.slot) and not tree.child_slot(node.slot, kind, run_id):
-            return "capacity", "it has as many children as it may have"
+        full = tree.quotas.full(node.slot)
+        if full is not None and not tree.child_slot(node.slot, kind, run_id):
+            return "capacity", full
         limit = node.agent.max_concurrent_agent_tools
         if limit is None:
             return None

@@ -426,7 +426,8 @@ class Sockets:
     def connect(
         self, slot: str, peer: Peer, connection_id: str, ctx: ConnectContext
     ) -> Connection:
-        """Register a connection; `opened` follows."""
+        """Register a connection; `opened` follows. Raises `CapacityError`."""
+        self.tree.quotas.admit_socket()
         connection = Connection(self.tree, slot, peer, connection_id, ctx)
         self._by_slot.setdefault(slot, {})[connection] = None
         self.count += 1

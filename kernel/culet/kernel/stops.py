@@ -200,6 +200,7 @@ class Stops:
         plan = self.plan([slot])
         self.tree.endings.delete(slot)
         self.tree.supervision.forget(row.address)
+        self.tree.quotas.unsure()
         self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
         self.tree.sockets.close_all(slots, 4410, "deleted")
         self.tree.emit("delete", slot, row.name)

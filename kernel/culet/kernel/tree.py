@@ -31,6 +31,7 @@ from .errors import (
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
 from .node import Node, State, check_cycle, own, starting, starts_under
+from .quotas import Quotas
 from .runs import Runs
 from .schedules import Schedules
 from .sockets import Sockets
@@ -123,6 +124,7 @@ class Tree:
         self.stops = Stops(self)
         self.upgrades = Upgrades(self)
         self.supervision = Supervision(self)
+        self.quotas = Quotas(self)
         self.duties = Duties(self)
         self.jobs.kinds = {
             "call": Kind(self.schedules.fire),
@@ -195,8 +197,12 @@ class Tree:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """One transaction in `tree.db`: the commit of a step."""
-        with self.db.transaction():
-            yield
+        try:
+            with self.db.transaction():
+                yield
+        except BaseException:
+            self.quotas.unsure()
+            raise
         self.barrier.touched()
 
     @contextmanager
@@ -272,21 +278,27 @@ class Tree:
         params = (parent, class_name, after_class, after_name, limit)
         return [tuple(r) for r in self.db.execute(_CHILDREN, params)]
 
-    def is_full(self, parent: str) -> bool:
-        """Whether an agent has as many children, awake or not, as it may have."""
-        limit = self.kernel.limits.children_per_agent
-        if int(self.db.execute("SELECT max(born) FROM node")[0][0]) <= limit:
-            return False  # so many were never born in this tree: no need to count
-        sql = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
-        return int(self.db.execute(sql, (parent,))[0][0]) >= limit
+    def path_of(self, slot: str) -> str:
+        """Return the path of an agent, awake or not, as `Node.path_text` does."""
+        steps: list[str] = []
+        here: str | None = slot
+        while here is not None and (row := self.node_row(here)) is not None:
+            steps.append(f"{row.class_name}/{row.name}")
+            here = row.parent
+        return "/".join(reversed(steps))
 
     def insert_node(self, slot: str, parent: str, kind: AgentClass, name: str) -> None:
-        """Write the row of a child unless it is there; inside a transaction."""
+        """Write the row of a child unless it is there; inside a transaction.
+
+        Raises `CapacityError` beyond a quota: the transaction is to be rolled back.
+        """
         self.db.execute(
             "INSERT INTO node (slot, parent, class, name, state, created_at)"
             " VALUES (?, ?, ?, ?, 'live', ?) ON CONFLICT DO NOTHING",
             (slot, parent, kind.name, name, self.now()),
         )
+        if self.db.changes:
+            self.quotas.inserted(parent)
 
     # ---- starting
 
@@ -314,10 +326,6 @@ class Tree:
         if len(parent.lineage()) >= DEPTH_MAX:
             msg = f"{parent.path_text()} is {DEPTH_MAX} deep already: no child below it"
             raise UsageError(msg)
-        if self.is_full(parent.slot):
-            limit = self.kernel.limits.children_per_agent
-            msg = f"{parent.path_text()} has {limit} children"
-            raise CapacityError(msg)
         slot = self.kernel.chance.id()
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
@@ -341,6 +349,7 @@ class Tree:
             with self.transaction():
                 self.db.execute(_UNMAKE, (slot,))
                 alone = bool(self.db.changes)
+                self.quotas.unsure()
                 if alone and self.store.agent(slot).exists:
                     self.store.delete(slot)
             if not alone:
@@ -591,4 +600,3 @@ class Tree:
         self.sockets.cut_all(1012 if final else 1011, "restart")
         assert self.nursery is not None
         return list(self.remnants)
-

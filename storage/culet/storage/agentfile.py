@@ -111,12 +111,14 @@ class AgentDatabase(Database):
         try:
             return connection.execute(sql, params).fetchall()
         except CAUGHT as error:
-            raise self._explained(storage_error(error), connection) from error
+            raise self.told(error) from error
 
-    def _explained(
-        self, error: StorageError, connection: apsw.Connection
-    ) -> StorageError:
-        return self._home.quota.explain(error, connection)
+    def told(self, error: BaseException) -> StorageError:
+        """Return what `error` says; where it is about room, with the bound."""
+        told = storage_error(error)
+        if self.connection is None:
+            return told
+        return self._home.quota.explain(told, self.connection)
 
     def _connected(self) -> apsw.Connection:
         if self.connection is not None:
@@ -180,8 +182,7 @@ class AgentDatabase(Database):
         except CAUGHT as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            told = user_error(error, "COMMIT")
-            raise self._explained(told, connection) from error
+            raise self.told(user_error(error, "COMMIT")) from error
 
     @staticmethod
     def _tell_broken(*, commit: bool) -> None:
@@ -208,7 +209,7 @@ class AgentDatabase(Database):
         try:
             return _run_fenced(connection, self.fence, sql, params, max_rows)
         except StorageFull as error:
-            raise self._explained(error, connection) from error
+            raise self.told(error) from error
         finally:
             if self._in_user and not connection.in_transaction:
                 self._broken = True

@@ -7,6 +7,7 @@ from types import TracebackType
 
 import apsw
 
+from culet.kernel.errors import StorageError
 from culet.kernel.ports import Rows, SqlValue
 
 from .errors import CAUGHT, storage_error
@@ -33,6 +34,10 @@ class Database:
         except CAUGHT as error:
             raise storage_error(error) from error
 
+    def told(self, error: BaseException) -> StorageError:
+        """Return the error of the kernel that says what `error` says."""
+        return storage_error(error)
+
     def executemany(self, sql: str, rows: Sequence[Sequence[SqlValue]]) -> None:
         """Run one statement once for each row, in one transaction."""
         with self.transaction():
@@ -42,7 +47,7 @@ class Database:
                     connection = self.connect()
                 connection.executemany(sql, rows)
             except CAUGHT as error:
-                raise storage_error(error) from error
+                raise self.told(error) from error
 
     @property
     def changes(self) -> int:
@@ -105,7 +110,7 @@ class Transaction:
                 return
         except CAUGHT as error:
             self._roll_back(connection)
-            raise storage_error(error) from error
+            raise database.told(error) from error
         self._roll_back(connection)
 
     def _roll_back(self, connection: apsw.Connection) -> None:
