@@ -90,6 +90,7 @@ def opened() -> Any:
     return open_test_kernel(roots=[Top], facets=[Kid])
 
 
+@pytest.mark.rule("F-481")
 async def test_arguments_and_results_are_copies(clock: object) -> None:
     async with opened() as test:
         kid = await kid_of(test)
@@ -216,6 +217,7 @@ async def test_classes_must_be_agents_with_names_of_their_own() -> None:
             pytest.fail("it opened")
 
 
+@pytest.mark.rule("F-424")
 def test_rpc_wants_an_async_method() -> None:
     with pytest.raises(UsageError, match="async"):
 

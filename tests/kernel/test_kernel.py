@@ -76,6 +76,7 @@ class BadRoot(Agent):
         raise ValueError("no")
 
 
+@pytest.mark.rule("F-472")
 async def test_many_at_once_open_one_tree(clock: object) -> None:
     async with open_test_kernel(roots=[Root]) as test, trio.open_nursery() as nursery:
         for _ in range(20):
@@ -103,6 +104,7 @@ async def test_roots_call_each_other_and_themselves(clock: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", ".", "..", "x" * 257, "sub", 7])
+@pytest.mark.rule("F-480")
 async def test_bad_root_names_are_refused_and_leave_nothing(
     name: Any, clock: object
 ) -> None:
@@ -128,6 +130,7 @@ async def test_a_root_whose_start_fails_says_why_and_is_tried_again(
             assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.rule("F-479")
 async def test_an_idle_root_sleeps_and_its_schedule_wakes_it(clock: object) -> None:
     async with open_test_kernel(roots=[Root], idle_s=10) as test:
         root = await test.kernel.get_agent(Root, "a")
@@ -150,7 +153,7 @@ async def test_a_sleeping_roots_schedule_fires_in_the_next_life(clock: object) -
     assert STARTS == ["a", "a", "fired"]
 
 
-@pytest.mark.rule("F-15")
+@pytest.mark.rule("F-15", "F-476")
 async def test_a_schedule_that_came_due_while_down_fires_once(clock: object) -> None:
     async with open_test_kernel(roots=[Root]) as test:
         root = await test.kernel.get_agent(Root, "a")
@@ -251,7 +254,7 @@ async def test_a_crash_anywhere_in_a_destroy_leaves_all_or_nothing(
             assert "old schedule" not in STARTS
 
 
-@pytest.mark.rule("F-07")
+@pytest.mark.rule("F-07", "F-472")
 async def test_two_kernels_on_one_folder(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/data"
     async with open_kernel(roots=[Root], storage=url, durability="process") as kernel:
@@ -349,6 +352,7 @@ async def test_a_root_that_is_not_there_is_not_made_by_looking(clock: object) ->
         assert test.kernel.metrics()["trees"] == 0
 
 
+@pytest.mark.rule("F-467")
 async def test_subscribers_hear_and_cannot_break_anything(clock: object) -> None:
     heard: list[str] = []
 

@@ -366,7 +366,7 @@ async def test_refused_by_depth_leaves_no_row(clock: object) -> None:
 # ---- watching is not doing
 
 
-@pytest.mark.rule("I-07")
+@pytest.mark.rule("I-07", "F-482")
 async def test_a_cancelled_waiter_changes_nothing(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)

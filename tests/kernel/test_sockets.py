@@ -169,6 +169,7 @@ async def test_a_client_is_told_who_it_talks_to_then_the_hook_speaks(
         assert peer.out[-1] == "welcome"
 
 
+@pytest.mark.rule("F-235", "F-420")
 async def test_a_client_without_protocol_gets_messages_only(clock: object) -> None:
     async with opened() as test:
         raw = await connect(test, identity="raw")
@@ -184,6 +185,7 @@ async def test_a_client_without_protocol_gets_messages_only(clock: object) -> No
 # ---- state
 
 
+@pytest.mark.rule("F-417")
 async def test_state_is_stored_and_told_to_all(clock: object) -> None:
     async with opened() as test:
         one, two = await connect(test), await connect(test, label="d")
@@ -204,6 +206,7 @@ def states(peer: RecordingPeer) -> list[Any]:
 
 @pytest.mark.parametrize("key", ["bad", "leave"])
 @pytest.mark.parametrize("identity", ["reader", "writer"])
+@pytest.mark.rule("F-414", "F-418")
 async def test_a_refused_state_is_answered_with_the_true_one(
     identity: str, key: str, clock: object
 ) -> None:
@@ -227,6 +230,7 @@ async def test_a_state_that_is_no_json_is_refused(clock: object) -> None:
 # ---- calls
 
 
+@pytest.mark.rule("F-425", "F-436")
 async def test_rpc_answers_and_refusals(clock: object) -> None:
     async with opened() as test:
         peer = await connect(test, identity="me")
@@ -258,6 +262,7 @@ def rpc_frames(peer: RecordingPeer, call: str) -> list[Any]:
     return [f for f in frames_of(peer, "rpc") if f["id"] == call]
 
 
+@pytest.mark.rule("F-428")
 async def test_a_streaming_rpc(clock: object) -> None:
     async with opened() as test:
         peer = await connect(test)
@@ -268,6 +273,7 @@ async def test_a_streaming_rpc(clock: object) -> None:
         assert [f.get("done") for f in frames] == [False, False, False, True]
 
 
+@pytest.mark.rule("F-475")
 async def test_an_answer_waits_for_the_disk(clock: object) -> None:
     async with opened() as test:
         peer = await connect(test)
@@ -293,7 +299,7 @@ async def test_calls_of_one_client_begin_in_their_order(clock: object) -> None:
         assert [str(i) for i in range(8)] == HEARD
 
 
-@pytest.mark.rule("HB-37")
+@pytest.mark.rule("HB-37", "F-463", "F-465")
 async def test_an_error_in_a_handler_closes_1011_and_tells_nothing(
     clock: object,
 ) -> None:
@@ -519,6 +525,7 @@ async def test_the_root_gate_comes_before_the_root(clock: object) -> None:
         assert test.kernel.metrics()["trees"] == 0
 
 
+@pytest.mark.rule("F-475")
 async def test_an_http_answer_is_durable(clock: object) -> None:
     async with opened() as test:
         found = await come(test)

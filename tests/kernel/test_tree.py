@@ -210,7 +210,7 @@ async def top(test: Harness) -> Top:
 # ---- starting
 
 
-@pytest.mark.rule("I-28")
+@pytest.mark.rule("I-28", "F-242", "F-472")
 async def test_fifty_gets_are_one_start(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -230,7 +230,7 @@ async def test_lookup_makes_nothing(clock: object) -> None:
         assert await root.look("k")
 
 
-@pytest.mark.rule("I-28")
+@pytest.mark.rule("I-28", "F-243")
 async def test_a_failed_start_is_shared_and_not_cached(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -302,6 +302,7 @@ async def test_calls_from_outside_are_bounded(clock: object) -> None:
         assert await root.ping(1) == 2
 
 
+@pytest.mark.rule("F-479")
 async def test_a_hanging_start_ends_at_its_limit(clock: object) -> None:
     async with opened(start_s=3) as test:
         root = await top(test)
@@ -431,7 +432,7 @@ async def test_what_a_dying_call_raises_does_not_hide_the_abort(clock: object) -
             await root.kill("Plain", "k", "stop")
 
 
-@pytest.mark.rule("I-24")
+@pytest.mark.rule("I-24", "F-478")
 async def test_a_fenced_node_cannot_write_in_finally(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -444,7 +445,7 @@ async def test_a_fenced_node_cannot_write_in_finally(clock: object) -> None:
         assert await root.use("Plain", "k", "kept", []) == []
 
 
-@pytest.mark.rule("I-24", "I-28")
+@pytest.mark.rule("I-24", "I-28", "F-472")
 async def test_abort_waits_for_calls_that_are_still_inside(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -476,7 +477,7 @@ async def test_an_abort_while_it_starts_ends_the_start(clock: object) -> None:
         assert test.find([("Top", "a"), ("Hangs", "h")]) is None
 
 
-@pytest.mark.rule("I-24", "F-23")
+@pytest.mark.rule("I-24", "F-23", "F-478")
 async def test_what_does_not_stop_is_fenced_and_its_name_is_free(clock: object) -> None:
     async with opened(abort_grace_s=2) as test:
         root = await top(test)
@@ -575,7 +576,7 @@ async def test_aborting_what_does_not_exist_or_sleeps_is_no_error(
 # ---- what breaks by itself
 
 
-@pytest.mark.rule("I-29", "F-21")
+@pytest.mark.rule("I-29", "F-21", "F-477")
 async def test_a_failure_in_the_background_breaks_that_facet_only(
     clock: object,
 ) -> None:
@@ -620,6 +621,7 @@ async def test_what_is_no_exception_ends_at_the_border(clock: object) -> None:
         assert await root.ping(1) == 2
 
 
+@pytest.mark.rule("F-482")
 async def test_cancelling_a_caller_cancels_that_call_only(clock: object) -> None:
     async with opened() as test:
         root = await top(test)

@@ -45,6 +45,7 @@ for number in range(first, first + 1000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["power", "process"])
+@pytest.mark.rule("F-475")
 def test_what_was_told_is_there_after_a_kill(tmp_path: Path, level: str) -> None:
     rng = random.Random(7)
     told: list[int] = []

@@ -82,7 +82,7 @@ def everything(test: Harness) -> dict[str, int]:
     return dict(tree.db.execute(sql))
 
 
-@pytest.mark.rule("G-19", "F-12")
+@pytest.mark.rule("G-19", "F-12", "F-249")
 async def test_it_is_recovered_and_goes_on_and_every_run_replays_the_same(
     recorded: tuple[Path, dict[str, Any]], autojump_clock: Any
 ) -> None:

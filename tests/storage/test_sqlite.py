@@ -68,6 +68,7 @@ def test_a_second_store_on_the_folder_is_refused_by_name(tmp_path: Path) -> None
     second.close()
 
 
+@pytest.mark.rule("F-472")
 def test_a_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     code = (
@@ -117,6 +118,7 @@ def newer(path: str) -> None:
 
 @pytest.mark.unsound("another version wrote it")
 @pytest.mark.parametrize("where", ["file", "log"])
+@pytest.mark.rule("F-249")
 def test_a_newer_schema_is_refused_and_nothing_is_written(
     tmp_path: Path, where: str
 ) -> None:
@@ -213,6 +215,7 @@ def make_roots(folder: str) -> list[tuple[TreeKey, int | None]]:
 
 
 @pytest.mark.parametrize("damage", ["none", "missing", "garbage", "torn", "empty"])
+@pytest.mark.rule("F-247")
 def test_a_lost_index_is_made_again_from_the_trees(tmp_path: Path, damage: str) -> None:
     expected = make_roots(str(tmp_path))
     index = tmp_path / "roots.db"

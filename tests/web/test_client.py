@@ -321,6 +321,7 @@ async def test_a_bad_url_is_a_usage_error(url):
             pass
 
 
+@pytest.mark.rule("F-434")
 async def test_the_end_for_good_reaches_everything_that_waits():
     async with running() as server, connect(server.url()) as agent:
         events = agent.events()
@@ -353,6 +354,7 @@ async def test_after_the_block_nothing_works_and_readers_end():
             await agent.call("ping", "hi")
 
 
+@pytest.mark.rule("F-434")
 async def test_a_call_that_was_sent_fails_when_the_socket_is_lost():
     async with (
         running() as server,
@@ -378,6 +380,7 @@ async def test_a_call_that_was_sent_fails_when_the_socket_is_lost():
         )
 
 
+@pytest.mark.rule("F-434")
 async def test_a_call_that_was_not_sent_goes_over_the_next_socket():
     async with (
         running() as server,
@@ -405,6 +408,7 @@ async def test_a_call_that_was_not_sent_goes_over_the_next_socket():
         assert agent.connections == 2
 
 
+@pytest.mark.rule("F-434")
 async def test_a_cancelled_call_leaves_the_socket_whole():
     async with running() as server, connect(server.url()) as agent:
         for _ in range(20):

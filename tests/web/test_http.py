@@ -48,6 +48,7 @@ async def test_head_has_the_headers_and_no_body() -> None:
         assert (status, headers["content-length"], body) == (404, "15", b"")
 
 
+@pytest.mark.rule("F-465")
 async def test_a_failing_handler_is_500_with_an_error_id(caplog) -> None:
     async with serving() as server:
         status, _, body = await server.http("GET", "/agents/hub/h/fail")

@@ -55,6 +55,7 @@ async def test_a_message_that_is_too_large_is_told_so(
         await still_serves(server)
 
 
+@pytest.mark.rule("F-233")
 async def test_a_client_that_vanishes_while_it_is_sent_to(transport: str) -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()

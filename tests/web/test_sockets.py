@@ -41,6 +41,7 @@ async def test_an_agent_without_state_sends_none() -> None:
         assert "stateFollows" not in identity
 
 
+@pytest.mark.rule("F-425")
 async def test_calls_and_their_errors() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()
@@ -68,6 +69,7 @@ async def test_calls_that_came_before_the_hello_are_answered() -> None:
         assert frames[-1]["result"] == "first bytes"
 
 
+@pytest.mark.rule("F-428")
 async def test_a_streaming_call_ends_with_its_final_value() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()
@@ -79,6 +81,7 @@ async def test_a_streaming_call_ends_with_its_final_value() -> None:
         ]  # fmt: skip
 
 
+@pytest.mark.rule("F-417")
 async def test_state_goes_to_all_others() -> None:
     async with (
         serving() as server,
@@ -103,7 +106,7 @@ async def test_state_goes_to_all_others() -> None:
         assert await cyd.frame() == said, "the true state"
 
 
-@pytest.mark.rule("I-23")
+@pytest.mark.rule("I-23", "F-226")
 async def test_a_broadcast_reaches_everybody_here_and_nobody_elsewhere() -> None:
     async with (
         serving() as server,
