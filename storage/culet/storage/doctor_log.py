@@ -3,12 +3,12 @@
 It reads a folder that nobody may write, and builds what a recovery would make of it
 in another one. Standard library only.
 
-A segment `log<number>` is a row of records, each a header (little-endian: `CUL2`,
+A segment `log<number>` is a row of records, each a header (little-endian: F5 `CL2`,
 epoch, segment, lsn, oldest segment still needed, checksum of the record before, last
 record known to be on the disk, length of the body, CRC-32 of header and body) and a
-body of entries in MessagePack, in which `CUL` is written `CUl0` and `CUl` is `CUl1`.
-Behind the last record there may be a mark: `CULS`, epoch, segment, last record known to
-be on the disk, CRC-32. Older segments have `CUL1`: nothing is known or rewritten.
+body of entries in MessagePack, in which F5 is written F5 00. Behind the last record
+there may be a mark: F5 `CLS`, epoch, segment, last record known to be on the disk,
+CRC-32. Older segments begin with `CUL1`: nothing is known, nothing is written otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE: Final = 1024
 TREE_DB: Final = "tree.db"
 _HEADERS: Final = {
     b"CUL1": struct.Struct("<4s II Q II I I"),
-    b"CUL2": struct.Struct("<4s II Q II Q I I"),
+    b"\xf5CL2": struct.Struct("<4s II Q II Q I I"),
 }
 _MARK: Final = struct.Struct("<4s II Q I")
 _CHECKSUM_BYTES: Final = 4  # the last field of each
@@ -76,7 +76,7 @@ class Record:
             body = file.read(self.body_size)
         if self.known is None:
             return body
-        return body.replace(b"CUl0", b"CUL").replace(b"CUl1", b"CUl")
+        return body.replace(b"\xf5\0", b"\xf5")
 
     def follows(self, other: Record) -> bool:
         """Whether this is the next record after `other`."""
@@ -155,7 +155,7 @@ def _record(file: BinaryIO, segment: Segment, at: int) -> Record | None:
     """Return the whole record of that segment at an offset, if there is one."""
     size = os.fstat(file.fileno()).st_size
     file.seek(at)
-    head = file.read(_HEADERS[b"CUL2"].size)
+    head = file.read(_HEADERS[b"\xf5CL2"].size)
     header = _HEADERS.get(head[:4])
     if header is None or len(head) < header.size:
         return None
@@ -177,13 +177,13 @@ def _known(file: BinaryIO, segment: Segment) -> Iterator[tuple[int, int]]:
     """Return what lies behind the end and says that records had been on the disk."""
     file.seek(segment.end)
     rest = file.read()
-    for match in re.finditer(b"CUL[2S]", rest):
+    for match in re.finditer(b"\xf5CL[2S]", rest):
         at = match.start()
         record = _record(file, segment, segment.end + at)
         if record is not None and record.known is not None:
             yield record.epoch, record.known
         part = rest[at : at + _MARK.size]
-        if match[0] == b"CULS" and len(part) == _MARK.size:
+        if match[0] == b"\xf5CLS" and len(part) == _MARK.size:
             _, epoch, number, known, checksum = _MARK.unpack(part)
             same = zlib.crc32(part[:-_CHECKSUM_BYTES]) == checksum
             if same and number == segment.number:

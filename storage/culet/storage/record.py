@@ -10,12 +10,14 @@ A *mark* says the same and nothing else. It lies where the next record will begi
 overwrites it. It is written before database files get ahead of the log, and at a close:
 then the last record cannot vanish unnoticed either.
 
-No body holds the letters that both begin with, so a search finds what the log has
-written and nothing that a user has stored.
+Both begin with a byte that stands in a body only with a zero behind it, so a search
+finds what the log has written and nothing that a user has stored. No text in UTF-8 has
+that byte.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -25,17 +27,17 @@ import msgspec
 
 from culet.kernel.errors import StorageCorrupt
 
-MAGIC: Final = b"CUL2"
+_RARE: Final = b"\xf5"
+_ESCAPED: Final = _RARE + b"\0"
+MAGIC: Final = _RARE + b"CL2"
+_MARK_MAGIC: Final = _RARE + b"CLS"
 _MAGIC_1: Final = b"CUL1"  # without `synced`; nothing is escaped in its bodies
-_MARK_MAGIC: Final = b"CULS"
 HEADER: Final = struct.Struct("<4sIIQIIQII")
 _HEADER_1: Final = struct.Struct("<4sIIQIIII")
 _MARK: Final = struct.Struct("<4sIIQI")  # magic, epoch, segment, synced, checksum
 _UNSIGNED: Final = struct.Struct("<I")  # the checksum, last of each
+_BEGINS: Final = re.compile(re.escape(MAGIC) + b"|" + re.escape(_MARK_MAGIC))
 _UNKNOWN: Final = -1  # of `synced`
-
-_LETTERS: Final = b"CUL"
-_ESCAPE: Final = b"CUl"
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -87,7 +89,7 @@ def encode_record(
     synced: int,
 ) -> tuple[bytes, int]:
     """Return one record as bytes, and its checksum."""
-    body = _escape(_encode(entries))
+    body = _encode(entries).replace(_RARE, _ESCAPED)
     head = HEADER.pack(MAGIC, epoch, segment, lsn, low, previous, synced, len(body), 0)[
         : -_UNSIGNED.size
     ]
@@ -125,18 +127,17 @@ def record_at(data: bytes, offset: int, segment: int) -> Logged | None:
     if checksum != zlib.crc32(body, zlib.crc32(head)):
         return None
     if magic == MAGIC:
-        body = _unescape(body)
+        body = body.replace(_ESCAPED, _RARE)
     return Logged(segment, low, lsn, epoch, checksum, body, previous, synced, end)
 
 
 def claims(data: bytes, offset: int, segment: int) -> Iterator[Claim]:
     """Return what whole records and marks from `offset` on say of those before them."""
-    at = data.find(_LETTERS, offset)
-    while at >= 0:
+    for match in _BEGINS.finditer(data, offset):
+        at = match.start()
         found = record_at(data, at, segment) or _mark_at(data, at, segment)
-        if found is not None and found.synced != _UNKNOWN:
+        if found is not None:
             yield Claim(found.epoch, found.synced)
-        at = data.find(_LETTERS, at + 1)
 
 
 def _mark_at(data: bytes, offset: int, segment: int) -> Claim | None:
@@ -149,15 +150,3 @@ def _mark_at(data: bytes, offset: int, segment: int) -> Claim | None:
     if checksum != zlib.crc32(part[: -_UNSIGNED.size]):
         return None
     return Claim(epoch, synced)
-
-
-def _escape(body: bytes) -> bytes:
-    if b"CU" not in body:
-        return body
-    return body.replace(_ESCAPE, _ESCAPE + b"1").replace(_LETTERS, _ESCAPE + b"0")
-
-
-def _unescape(body: bytes) -> bytes:
-    if _ESCAPE not in body:
-        return body
-    return body.replace(_ESCAPE + b"0", _LETTERS).replace(_ESCAPE + b"1", _ESCAPE)
