@@ -1,10 +1,8 @@
 // The page while its server is killed with SIGKILL in mid-run and started again.
-// CULET_CMD starts the demo server: `{port}` and `{dir}` are put in.
+// CULET_CMD starts the demo server: `{port}` and `{dir}` are put in. CULET_DIR is that folder.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { mkdtemp, rm } from "node:fs/promises";
 import net from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { chromiumPath, openBrowser, openPage, SHOTS, WIDE } from "./browser.mjs";
@@ -13,7 +11,7 @@ const COMMAND = process.env.CULET_CMD;
 const QUESTION = "How does asyncio.Queue differ from queue.Queue, and what does trio use instead?";
 
 function reasonToSkip() {
-  if (!COMMAND) return "CULET_CMD is not set";
+  if (!COMMAND || !process.env.CULET_DIR) return "CULET_CMD or CULET_DIR is not set";
   if (!chromiumPath() && !process.env.CI) return "there is no chromium";
   return false;
 }
@@ -51,13 +49,10 @@ const panels = (page) =>
   );
 
 test("kill -9 in mid-run: the page comes back by itself, goes on, and doubles nothing", options, async (t) => {
-  const dir = await mkdtemp(join(tmpdir(), "culet-survive-"));
+  const dir = process.env.CULET_DIR; // kept: the doctor looks at it
   const port = await freePort();
   let server = await start(port, dir);
-  t.after(async () => {
-    await server.kill();
-    await rm(dir, { recursive: true, force: true });
-  });
+  t.after(() => server.kill());
   const url = `http://127.0.0.1:${port}/?chat=survive`;
   const { page, faults } = await openPage(opened.browser, url, WIDE);
   page.setDefaultTimeout(60_000);

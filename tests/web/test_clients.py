@@ -27,9 +27,10 @@ needs_browser = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[(), ("--plain",)], ids=["own", "hypercorn"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    command = [sys.executable, str(JS / "server.py"), "--demo", str(DOCS)]
     server = subprocess.Popen(
-        [sys.executable, str(JS / "server.py"), "--demo", str(DOCS), *request.param],
+        [*command, "--data", str(tmp_path / "data"), *request.param],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -78,9 +79,9 @@ def test_the_page_in_a_browser(url: str) -> None:
 
 @needs_browser
 @pytest.mark.slow
-def test_the_page_survives_kill_9_of_its_server() -> None:
+def test_the_page_survives_kill_9_of_its_server(tmp_path: Path) -> None:
     command = (
         f"{sys.executable} -m culet.web demo --data {{dir}} --port {{port}}"
         f" --docs {DOCS} --pace 0.1"
     )
-    run_node("survive.test.mjs", CULET_CMD=command)
+    run_node("survive.test.mjs", CULET_CMD=command, CULET_DIR=str(tmp_path / "data"))
