@@ -198,8 +198,8 @@ async def test_a_child_that_cannot_start_is_503_and_a_handler_is_never_repeated(
         assert Mid.seen.count(("raised",)) == 1
 
 
-@pytest.mark.rule("F-145")
-async def test_props_reach_the_start_that_the_request_has_triggered_and_no_other() -> (
+@pytest.mark.rule("F-145", "F-469")
+async def test_props_reach_the_root_that_the_request_has_started_and_nobody_else() -> (
     None
 ):
     async with serving(props={"who": "ann"}) as server:
@@ -207,7 +207,7 @@ async def test_props_reach_the_start_that_the_request_has_triggered_and_no_other
         await server.http("GET", "/agents/top/new")
         await server.http("GET", "/agents/top/new/sub/mid/leaf")
         assert Mid.started == [
-            ("t", None), ("m", None), ("new", {"who": "ann"}), ("leaf", {"who": "ann"}),
+            ("t", None), ("m", None), ("new", {"who": "ann"}), ("leaf", None),
         ]  # fmt: skip
 
 

@@ -302,9 +302,7 @@ class Tree:
 
     # ---- starting
 
-    async def get(
-        self, parent: Node, kind: AgentClass, name: str, props: Any = None
-    ) -> Node:
+    async def get(self, parent: Node, kind: AgentClass, name: str) -> Node:
         """Return the live child, made and started if need be."""
         parent.check()
         check_name(name)
@@ -318,9 +316,9 @@ class Tree:
             if node is not None and node.state is State.LIVE:
                 return node
             self.aborted.pop(slot, None)
-            return await self.wake(slot, props=props)
+            return await self.wake(slot)
         self.supervision.check((parent.slot, kind.name, name))
-        return await self.wake(self._make(parent, kind, name), props=props)
+        return await self.wake(self._make(parent, kind, name))
 
     def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
         if len(parent.lineage()) >= DEPTH_MAX:

@@ -113,7 +113,10 @@ async def visit(
     admit: Admit | None = None,
     props: Any = None,
 ) -> Visit | Response:
-    """Walk an external path through its gates; a Response says where it ended."""
+    """Walk an external path through its gates; a Response says where it ended.
+
+    `props` are for the start of a root that is addressed itself; a facet gets none.
+    """
     try:
         return await _visit(kernel, path, request, admit, props)
     except CuletError as error:
@@ -133,7 +136,7 @@ async def _visit(
     tree = await kernel.open_root(key, create=not path.hops)
     with tree.visitor():
         node = await tree.wake(tree.root_slot, props=props if not path.hops else None)
-        return await _descend(tree, node, path.below, request, props=props)
+        return await _descend(tree, node, path.below, request)
 
 
 async def visit_below(parent: Any, tail: str, request: Request) -> Visit | Response:
@@ -173,7 +176,6 @@ async def _descend(
     below: PathBelow,
     request: Request,
     *,
-    props: Any = None,
     forwards: int = 0,
 ) -> Visit | Response:
     """Go down from a node, a gate at each hop; only the last step may be made."""
@@ -189,7 +191,7 @@ async def _descend(
             return answer
         request = answer
         last = number == len(below.hops)
-        node = await _step(tree, node, hop, create=last, props=props if last else None)
+        node = await _step(tree, node, hop, create=last)
     await tree.durable()
     if below.hops:
         request = request.at(below.leaf_path)
@@ -258,12 +260,10 @@ async def _asked(
     return Response(f"refused (error {error_id})", 500)
 
 
-async def _step(
-    tree: Tree, parent: Node, hop: PathStep, *, create: bool, props: Any
-) -> Node:
+async def _step(tree: Tree, parent: Node, hop: PathStep, *, create: bool) -> Node:
     kind = tree.kernel.classes.of(hop.class_name)
     if create:
-        return await tree.get(parent, kind, hop.name, props)
+        return await tree.get(parent, kind, hop.name)
     slot = tree.child_slot(parent.slot, kind, hop.name)
     if slot is None:
         msg = f"no {hop.class_name} {hop.name!r}"
