@@ -18,7 +18,6 @@ import trio
 from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
-from .core.limits import DEPTH_MAX
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
 from .endings import Ending, Subject, json_text
@@ -229,9 +228,10 @@ class Runs:
     def _refusal(
         self, node: Node, kind: AgentClass, run_id: str
     ) -> tuple[str, str] | None:
-        if len(node.lineage()) >= DEPTH_MAX:
-            return "depth", f"a run would be deeper than {DEPTH_MAX}"
         tree = self.tree
+        depth = tree.kernel.limits.depth
+        if len(node.lineage()) >= depth:
+            return "depth", f"a run would be deeper than {depth}"
         full = tree.quotas.full(node.slot)
         if full is not None and not tree.child_slot(node.slot, kind, run_id):
             return "capacity", full

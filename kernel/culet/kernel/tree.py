@@ -16,7 +16,6 @@ import trio
 
 from .barrier import Barrier
 from .calls import Stub, TreeTarget
-from .core.limits import DEPTH_MAX
 from .core.path import check_name
 from .duties import Duties
 from .endings import Endings
@@ -321,8 +320,9 @@ class Tree:
         return await self.wake(self._make(parent, kind, name))
 
     def _make(self, parent: Node, kind: AgentClass, name: str) -> str:
-        if len(parent.lineage()) >= DEPTH_MAX:
-            msg = f"{parent.path_text()} is {DEPTH_MAX} deep already: no child below it"
+        depth = self.kernel.limits.depth
+        if len(parent.lineage()) >= depth:
+            msg = f"{parent.path_text()} is {depth} deep already: no child below it"
             raise UsageError(msg)
         slot = self.kernel.chance.id()
         with self.transaction():

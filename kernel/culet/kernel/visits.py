@@ -9,10 +9,10 @@ say that another root answers (`on_forward`): the walk goes on below that one.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from .calls import OutsideTarget, outside_target
-from .core.limits import DEPTH_MAX, FORWARDS_MAX
+from .core.limits import FORWARDS_MAX
 from .core.path import ParsedPath, PathBelow, PathStep, check_name, parse_below
 from .errors import (
     CapacityError,
@@ -34,7 +34,6 @@ from .tree import Tree
 if TYPE_CHECKING:
     from .kernel import Kernel
 
-_TOO_DEEP: Final = f"a path has at most {DEPTH_MAX} steps"
 Admit = Callable[[Request, PathStep], Awaitable[Request | Response | None]]
 
 
@@ -163,8 +162,7 @@ async def _visit_below(
     tree = await target.kernel.open_root(target.key, create=False)
     with tree.visitor():
         node = await tree.wake(target.slot)
-        if len(node.lineage()) + len(below.hops) > DEPTH_MAX:
-            raise UsageError(_TOO_DEEP)
+        _check_depth(target.kernel, len(node.lineage()) + len(below.hops))
         if not below.hops:
             request = request.at(below.leaf_path)
         return await _descend(tree, node, below, request, forwards=forwards)
@@ -277,8 +275,12 @@ def _check(kernel: Kernel, path: ParsedPath) -> None:
         raise NotFound(path.root.class_name)
     check_name(path.root.name, root=True)
     _check_hops(kernel, path.below)
-    if len(path.hops) + 1 > DEPTH_MAX:
-        raise UsageError(_TOO_DEEP)
+    _check_depth(kernel, len(path.hops) + 1)
+
+
+def _check_depth(kernel: Kernel, depth: int) -> None:
+    if depth > kernel.limits.depth:
+        raise UsageError(f"a path has at most {kernel.limits.depth} steps")
 
 
 def _check_hops(kernel: Kernel, below: PathBelow) -> None:

@@ -49,6 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     waking_roots: int = 16  # opened at once after a restart
 
     # tree
+    depth: int = DEPTH_MAX  # levels of a tree, root included; a URL carries no more
     children_per_agent: int = 100_000
     facets_per_tree: int = 200_000  # awake or not
     sockets_per_tree: int = 5_000
@@ -120,6 +121,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) <= 0:
                 msg = f"limits.{name} must be positive, not {getattr(self, name)!r}"
                 raise ValueError(msg)
+        if self.depth > DEPTH_MAX:
+            msg = f"limits.depth is at most {DEPTH_MAX}, not {self.depth}"
+            raise ValueError(msg)
 
 
 DEFAULT: Final = Limits()
