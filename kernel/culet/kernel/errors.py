@@ -8,6 +8,11 @@ already is the way to unwind a task.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .stops import AbortReceipt
+
 
 class CuletError(Exception):
     """Base of all errors of this package."""
@@ -60,12 +65,14 @@ class FacetBroken(CuletError):
 class ChildDidNotStop(CuletError):
     """An abort reached its deadline and code still runs; it is fenced and listed.
 
-    `paths` names the nodes that did not stop.
+    `paths` names the nodes that did not stop; `receipt` is that of the abort, for the
+    others: None where nobody asked for one.
     """
 
-    def __init__(self, paths: list[str]) -> None:
+    def __init__(self, paths: list[str], receipt: AbortReceipt | None = None) -> None:
         super().__init__(f"did not stop, fenced: {', '.join(paths)}")
         self.paths = paths
+        self.receipt = receipt
 
 
 class Deleted(CuletError):

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 
 class AbortReceipt(msgspec.Struct, frozen=True):
-    """What an abort did. `nodes`: (path, "stopped" | "cut" | "remnant"), in order."""
+    """What an abort did.
+
+    `nodes`: (path, how) of each that was awake, in the order of their stopping; "stopped"
+    in its turn, "cut" with all the rest after the deadline, or "remnant": its code still
+    runs, fenced. `runs`: (run id, status now) of the runs below that were running, the
+    oldest first; "running" is owed and goes on, for an abort ends no run. Seconds.
+    """
 
     nodes: list[tuple[str, str]]
     runs: list[tuple[str, str]]
@@ -99,22 +105,32 @@ class Stops:
         self.fence(plan, reason, error)
         self.tree.emit("abort", list(slots), reason)
         nodes = await self._carried_out(plan)
-        receipt = AbortReceipt(nodes, runs, trio.current_time() - started)
+        elapsed_s = trio.current_time() - started
+        receipt = AbortReceipt(nodes, self._now(runs), elapsed_s)
         stuck = [path for path, how in nodes if how == "remnant"]
         if stuck:
-            raise ChildDidNotStop(stuck)
+            raise ChildDidNotStop(stuck, receipt)
         return receipt
 
-    def _running_below(self, slots: Sequence[str]) -> list[tuple[str, str]]:
-        out: list[tuple[str, str]] = []
+    def _running_below(self, slots: Sequence[str]) -> list[int]:
+        """Return which runs go on in these subtrees: where they are born, in order."""
+        found: set[int] = set()
         for slot in slots:
             rows = self.tree.db.execute(
-                BELOW + "SELECT id, status FROM run WHERE status = 'running'"
+                BELOW + "SELECT born FROM run WHERE status = 'running'"
                 " AND child IN (SELECT slot FROM sub)",
                 (slot,),
             )
-            out += [(r[0], r[1]) for r in rows]
-        return out
+            found.update(int(r[0]) for r in rows)
+        return sorted(found)
+
+    def _now(self, runs: Sequence[int]) -> list[tuple[str, str]]:
+        """Return ids and statuses of those that have not been cleared since."""
+        if self.tree.closed:
+            return []
+        sql = "SELECT id, status FROM run WHERE born = ?"
+        found = (self.tree.db.execute(sql, (born,)) for born in runs)
+        return [(rows[0][0], rows[0][1]) for rows in found if rows]
 
     def end_all(self, error: Exception) -> None:
         """Fence every node; the calls inside end with `error`. `stop` does the rest."""
