@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Agent, Retry, Schedule
-from culet.kernel.errors import FacetAborted, UsageError
+from culet.kernel import Agent, Limits, Retry, Schedule
+from culet.kernel.errors import CapacityError, FacetAborted, UsageError
 from culet.kernel.testing import EPOCH_MS, Harness, open_test_kernel
-from kernel.agents import agent_at, rows, settle, tree_of
+from kernel.agents import agent_at, raises, rows, settle, tree_of
 
 FIRED: list[tuple[float, str]] = []
 SLOW = Retry(max_attempts=3, base_delay=10, max_delay=60)
@@ -344,6 +344,31 @@ async def test_what_was_taken_out_of_the_queue_does_not_run(clock: object) -> No
         assert me.queue.clear("note") == 1
         await test.advance(10)
         assert fired() == ["2", "3"]
+
+
+@pytest.mark.rule("I-43", "F-41")
+async def test_what_an_agent_owes_itself_is_bounded(clock: object) -> None:
+    limits = Limits(schedules_per_agent=3)
+    async with opened(limits=limits) as test:
+        root, me = await opened_top(test)
+        await me.schedule(9, "note", "a", idempotent=True)
+        await me.schedule_every(9, "note", "b")
+        me.queue.put("slow", "c")
+        for add in (
+            lambda: me.schedule(9, "note", "d"),
+            lambda: me.schedule_every(8, "note", "d"),
+        ):
+            error = await raises(CapacityError, add)
+            assert "schedules_per_agent" in str(error)
+        with pytest.raises(CapacityError):
+            me.queue.put("note", "d")
+        await me.schedule(9, "note", "a", idempotent=True)
+        await root.kid_later("k", 9, "of another")
+        await test.advance(8)
+        assert fired() == ["c"]
+        me.queue.put("note", "d")
+        await test.advance(2)
+        assert sorted(fired()) == ["a", "b", "c", "d", "k:of another"]
 
 
 # ---- changing them

@@ -16,7 +16,7 @@ from kernel.agents import agent_at, rows, settle, tree_of
 from volume import Volume
 
 YEARS = Volume(1, 20, 200)
-MANY = Volume(2_000, 10_000, 100_000)
+MANY = Volume(2_000, 10_000, 10_000)
 LAZY = Limits(clock_check_s=1e8)  # nobody moves the wall clock
 ZONE = "America/Los_Angeles"
 FIRED: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Quotas of one tree: how many facets and how many sockets it may have.
+"""Quotas of one tree: how many facets, sockets and owed calls it may have.
 
 Facets are counted in the transaction that inserts one, sockets at admission; what is
 beyond a quota is refused by a `CapacityError` that names the bound. Bytes are refused by
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _BORN: Final = "SELECT coalesce(max(born), 0) FROM node"
 _LIVE: Final = "SELECT count(*) FROM node WHERE state = 'live' AND parent IS NOT NULL"
+_JOBS: Final = "SELECT coalesce(max(id), 0) FROM job"
+_OWED: Final = "SELECT count(*) FROM job WHERE owner = ? AND kind IN ('call', 'queue')"
 _CHILDREN: Final = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
 
 
@@ -66,6 +68,18 @@ class Quotas:
 
     def _children(self, parent: str) -> int:
         return int(self.tree.db.execute(_CHILDREN, (parent,))[0][0])
+
+    def admit_schedule(self, owner: str) -> None:
+        """Raise `CapacityError` when an agent owes itself as many calls as it may."""
+        most = self.tree.kernel.limits.schedules_per_agent
+        if int(self.tree.db.execute(_JOBS)[0][0]) < most:
+            return  # there cannot be so many: nothing to count
+        if int(self.tree.db.execute(_OWED, (owner,))[0][0]) >= most:
+            msg = (
+                f"{self.tree.path_of(owner)} has {most} schedules and queued calls "
+                f"(limits.schedules_per_agent = {most}): cancel some, or raise it"
+            )
+            raise CapacityError(msg)
 
     def admit_socket(self) -> None:
         """Raise `CapacityError` when the tree has as many sockets as it may have."""

@@ -218,6 +218,7 @@ class Schedules:
             )
             if known:
                 return to_schedule(known[0])
+        self.tree.quotas.admit_schedule(node.slot)
         with self.tree.transaction():
             job_id = jobs.add(
                 node.slot, kind, name, at=at, due_at=due_at, lane=kind, key=digest,

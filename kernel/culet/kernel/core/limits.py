@@ -51,6 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # tree
     depth: int = DEPTH_MAX  # levels of a tree, root included; a URL carries no more
     children_per_agent: int = 100_000
+    schedules_per_agent: int = 100_000  # queued calls and the dead among them
     facets_per_tree: int = 200_000  # awake or not
     sockets_per_tree: int = 5_000
     tree_bytes: int = 16 << 30  # of all files of one tree, its log aside
