@@ -72,7 +72,7 @@ def _text(frame: Any) -> bool:
     return isinstance(frame, str)
 
 
-@pytest.mark.rule("F-35")
+@pytest.mark.rule("F-35", "I-43")
 async def test_a_message_that_is_too_large_closes_that_socket_only(
     tmp_path: Path,
 ) -> None:
@@ -86,6 +86,7 @@ async def test_a_message_that_is_too_large_closes_that_socket_only(
         assert await call(good, "ping", "x") == "x"
 
 
+@pytest.mark.rule("I-43")
 async def test_bodies_and_heads_that_are_too_large(tmp_path: Path) -> None:
     limits = Limits(body_bytes=1 << 20)
     async with world(tmp_path, limits=limits) as w:

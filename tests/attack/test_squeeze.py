@@ -98,6 +98,7 @@ async def test_a_queue_of_everything_moves_on_behind_what_hangs(tmp_path: Path) 
         assert run.status == "completed"
 
 
+@pytest.mark.rule("I-43")
 async def test_what_is_too_much_is_refused_before_anything(tmp_path: Path) -> None:
     limits = Limits(input_bytes=1000, children_per_agent=3, chunk_bytes=1000)
     async with world(tmp_path, limits=limits) as w:

@@ -75,6 +75,7 @@ async def test_foreign_pages_are_refused_in_http(transport: str) -> None:
         assert server.kernel.trees == {}
 
 
+@pytest.mark.rule("F-50", "I-43")
 async def test_compression_is_declined(transport: str) -> None:
     head = upgrade(extra="Sec-WebSocket-Extensions: permessage-deflate\r\n")
     async with serving() as server, raw(server, head) as client:

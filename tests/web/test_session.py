@@ -91,6 +91,7 @@ def test_a_fence_drops_what_was_held_for_good() -> None:
     assert session.closing == (1011, "restart")
 
 
+@pytest.mark.rule("I-43")
 def test_a_client_whose_outbox_is_full_is_cut_once() -> None:
     session, _, notes = new(Limits(outbox_bytes=10))
     session.push(Blob("123456"), 0)
