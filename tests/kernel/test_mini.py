@@ -63,7 +63,7 @@ async def test_a_start_that_cancels_what_it_was_woken_for_is_obeyed(
     await flaws.cancelled_by_the_start_that_it_causes()
 
 
-@pytest.mark.rule("kernel-mini-6")
+@pytest.mark.rule("kernel-mini-6", "I-15")
 async def test_an_end_that_may_be_lost_is_not_read(clock: object) -> None:
     await flaws.read_late_and_then_lost()
 

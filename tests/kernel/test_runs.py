@@ -263,7 +263,7 @@ async def test_a_run_has_one_row_one_sequence_one_end(clock: object) -> None:
         assert jobs(test) == []
 
 
-@pytest.mark.rule("I-05", "I-06")
+@pytest.mark.rule("I-05", "I-06", "B-06")
 async def test_a_known_id_never_starts_a_second_turn(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -339,7 +339,7 @@ async def test_a_failed_run_keeps_what_it_has_said(clock: object) -> None:
         assert kinds == ["started", "chunk", "aborted"]
 
 
-@pytest.mark.rule("I-10")
+@pytest.mark.rule("I-10", "B-07")
 async def test_refused_by_capacity_leaves_no_row(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -509,7 +509,7 @@ async def test_a_turn_that_swallows_cancellation_is_aborted_all_the_same(
 # ---- crashes
 
 
-@pytest.mark.rule("I-14", "G-08")
+@pytest.mark.rule("I-14", "G-08", "B-02")
 async def test_a_resumable_turn_goes_on_where_it_was(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -612,7 +612,7 @@ async def test_a_start_that_fails_once_is_not_a_begun_turn(clock: object) -> Non
         assert TURNS == {"r": 1}
 
 
-@pytest.mark.rule("HB-07")
+@pytest.mark.rule("HB-07", "B-07")
 async def test_starts_that_always_fail_end_the_run_after_three(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -725,7 +725,7 @@ async def test_planned_stops_do_not_count(clock: object) -> None:
         assert me.runs.get("r").status == "completed"
 
 
-@pytest.mark.rule("I-13", "I-18")
+@pytest.mark.rule("I-13", "I-18", "B-01")
 @pytest.mark.parametrize("commits", range(14))
 async def test_a_crash_after_any_commit_ends_truthfully(
     commits: int, clock: object

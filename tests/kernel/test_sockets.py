@@ -497,7 +497,7 @@ async def test_gates_and_what_they_answer(clock: object) -> None:
         assert names == ["new"], "what was refused was not made"
 
 
-@pytest.mark.rule("I-22", "F-42")
+@pytest.mark.rule("I-22", "F-42", "B-13")
 async def test_a_guessed_run_id_is_404_and_makes_nothing(clock: object) -> None:
     async with opened() as test:
         root = await test.kernel.get_agent(Top, "a")

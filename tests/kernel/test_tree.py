@@ -220,6 +220,7 @@ async def test_fifty_gets_are_one_start(clock: object) -> None:
         assert STARTS == ["a", "s"]
 
 
+@pytest.mark.rule("B-16")
 async def test_lookup_makes_nothing(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -704,7 +705,7 @@ async def test_a_facet_may_destroy_itself(clock: object) -> None:
         assert await root.use("Plain", "k", "kept", []) == []
 
 
-@pytest.mark.rule("I-21", "I-25", "I-26")
+@pytest.mark.rule("I-21", "I-25", "I-26", "B-16")
 @pytest.mark.parametrize("commits", range(4))
 async def test_a_crash_only_delays_a_wipe(commits: int, clock: object) -> None:
     async with opened() as test:
