@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cas
 import msgspec
 import trio
 
+from .calls import Stub, TreeTarget
 from .core import frames
 from .core.job import Retry
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
 from .errors import NotFound, StorageError, UsageError
-from .http import ConnectContext, Forward, Request, Response
+from .http import ConnectContext, Forward, Headers, Request, Response, as_request
+from .legacy import delegates
 from .node import Ambient, Node, ambient
 from .nouns import (
     DynamicAgents,
@@ -76,6 +78,13 @@ class _NoKernel:
 
 class Agent:
     """Base of all agents."""
+
+    if TYPE_CHECKING:  # made from the table of `legacy`
+        sub_agent: Callable[..., Awaitable[Any]]
+        has_sub_agent: Callable[..., bool]
+        list_sub_agents: Callable[..., list[Any]]
+        abort_sub_agent: Callable[..., Awaitable[Any]]
+        delete_sub_agent: Callable[..., Awaitable[None]]
 
     initial_state: ClassVar[Any] = None
     max_concurrent_agent_tools: ClassVar[int | None] = None
@@ -226,15 +235,37 @@ class Agent:
         return self._node.upgraded_from
 
     async def parent_agent(self, cls: type[A]) -> A:
-        """Return a stub of the parent, which must be of that class."""
+        """Return a stub of the parent, which must be of that class.
+
+        It has `fetch` besides: the parent's `on_request`, without any gate. It is the
+        direct parent's; `kernel.get_agent` and `parent_path` lead to the root.
+        """
         parent = self._node.parent
         if parent is None:
-            raise NotFound("a root has no parent")
+            msg = f"parent_agent: {self.name!r} is not a facet, a root has no parent"
+            raise NotFound(msg)
         if parent.kind.cls is not cls:
-            msg = f"the parent is a {parent.kind.name}, not a {cls.__name__}"
+            wanted = getattr(cls, "__name__", repr(cls))
+            msg = f"parent_agent: the recorded parent class is {parent.kind.name}, not {wanted}"
             raise UsageError(msg)
         await trio.lowlevel.checkpoint_if_cancelled()
-        return cast(A, parent.tree.stub(parent.slot, parent.kind))
+        target = TreeTarget(parent.tree, parent.slot, parent.kind, fetches=True)
+        return cast(A, Stub(target))
+
+    async def fetch(
+        self,
+        request: Request | str,
+        *,
+        method: str = "GET",
+        headers: Headers = {},  # noqa: B006  # read only
+        body: bytes = b"",
+    ) -> Response:
+        """Answer a request, or one made of a URL and the rest, as `on_request` does.
+
+        Of another agent only through the stub of `parent_agent`.
+        """
+        asked = as_request(request, method=method, headers=headers, body=body)
+        return await self.on_request(asked)
 
     # ---- nouns
 
@@ -578,6 +609,9 @@ class KeepAlive:
     async def __aexit__(self, *_: object) -> None:
         self._node.refs = max(self._node.refs - 1, 0)
 
+
+for _old, _call in delegates().items():
+    setattr(Agent, _old, _call)
 
 _HOOKS = {
     name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 import msgspec
 
 from .errors import Deleted, NotFound, UsageError
+from .http import Request, Response, as_request
 from .node import Ambient, Node, State, ambient, own, starts_under
 
 if TYPE_CHECKING:
@@ -251,6 +252,10 @@ class Target(Protocol):
         ...
 
 
+class NotCallable(UsageError, AttributeError):
+    """A stub has no such method; to whoever only looks it is a missing attribute."""
+
+
 @final
 class Stub(Generic[A_co]):
     """A handle on an agent: its public `async def` methods and nothing else.
@@ -267,7 +272,12 @@ class Stub(Generic[A_co]):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         target: Target = object.__getattribute__(self, "_target")
-        target.expect(name)
+        if name == "fetch":
+            return _fetch_of(target)
+        try:
+            target.expect(name)
+        except UsageError as error:
+            raise NotCallable(*error.args) from None
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await target.call(name, args, kwargs)
@@ -282,15 +292,27 @@ class Stub(Generic[A_co]):
     def __repr__(self) -> str:
         return f"<stub of {self._target!r}>"
 
+    def __copy__(self) -> Stub[A_co]:
+        return self
+
+    def __deepcopy__(self, _memo: Any) -> Stub[A_co]:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError("a stub lives in its process: pass the class and the name")
+
 
 @final
 class TreeTarget:
     """An agent of this tree, called from inside it: nothing waits for the disk."""
 
-    __slots__ = ("kind", "slot", "tree")
+    __slots__ = ("fetches", "kind", "slot", "tree")
 
-    def __init__(self, tree: Tree, slot: str, kind: AgentClass) -> None:
+    def __init__(
+        self, tree: Tree, slot: str, kind: AgentClass, *, fetches: bool = False
+    ) -> None:
         self.tree, self.slot, self.kind = tree, slot, kind
+        self.fetches = fetches  # it is a child that calls its parent
 
     def __repr__(self) -> str:
         return f"{self.kind.name} {self.slot}"
@@ -304,9 +326,9 @@ class TreeTarget:
             or (node.state is State.STARTING and starts_under(node))
         ):
             return node
-        if self.slot in tree.aborted:
+        if self.slot in tree.aborted and tree.is_live_slot(self.slot):
             raise own(tree.aborted[self.slot])
-        return await tree.wake(self.slot)
+        return await tree.wake(self.slot)  # which knows what is deleted
 
     def expect(self, name: str) -> None:
         """Raise `UsageError` unless the class that serves the slot now has the method."""
@@ -338,6 +360,35 @@ class TreeTarget:
             result = await node.enter(ctx, method.fn, node.agent, *values)
         return method.copy_result(result)
 
+    async def fetch(self, request: Request | str, **rest: Any) -> Response:
+        """Let the agent answer a request, in this task; no gate is asked."""
+        asked = as_request(request, **rest)
+        if "websocket" in asked.headers.get("upgrade", "").lower():
+            msg = (
+                f"{self.kind.name}.fetch takes no WebSocket: connect to the agent's URL,"
+                " or use route_sub_agent_socket of culet.web"
+            )
+            raise UsageError(msg)
+        node = await self.node()
+        caller = ambient.get()
+        if asked.identity is None and caller is not None:
+            asked = asked.replace(identity=caller.identity)
+        ctx = Ambient(node, request=asked, identity=asked.identity)
+        answer = await node.enter(ctx, node.agent.on_request, asked)
+        if not isinstance(answer, Response):
+            msg = f"{node.kind.name}.on_request returned {answer!r}, not a Response"
+            raise UsageError(msg)
+        return answer
+
+
+def _fetch_of(target: Target) -> Callable[..., Any]:
+    if isinstance(target, TreeTarget) and target.fetches:
+        return target.fetch
+    raise NotCallable(
+        "fetch belongs to the stub that parent_agent returns; HTTP and WebSockets from"
+        " outside go by the agent's URL, or by route_sub_agent_request of culet.web"
+    )
+
 
 @final
 class OutsideTarget:
@@ -365,7 +416,7 @@ class OutsideTarget:
         tree = self.kernel.trees.get(self.key)
         if tree is not None and not tree.closed:
             TreeTarget(tree, self.slot, self.kind).expect(name)
-        elif not self.facet:
+        elif not self.facet or self.kind.reserves(name):
             self.kind.method(name)
 
     async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -103,13 +103,17 @@ class AgentClass:
     def __repr__(self) -> str:
         return f"<class {self.name}>"
 
+    def reserves(self, name: str) -> bool:
+        """Whether no class can have a method of that name for others to call."""
+        return name.startswith("_") or name in self._reserved
+
     def method(self, name: str) -> Method:
         """Return what a stub may call; raises `UsageError` with the remedy."""
         method = self.methods.get(name)
         if method is not None:
             return method
         where = f"{self.name}.{name}"
-        if name.startswith("_") or name in self._reserved:
+        if self.reserves(name):
             msg = f"{where} is not callable through a stub: it belongs to the agent itself"
         elif callable(getattr(self.cls, name, None)):
             msg = f"{where} is not callable through a stub: make it async"
@@ -182,6 +186,9 @@ class Classes:
 
     def of(self, cls: type[Agent] | str, *, among: str = "facets") -> AgentClass:
         """Return the class by itself or by name; raises `UsageError` when not registered."""
+        if not isinstance(cls, str) and not inspect.isclass(cls):
+            msg = f"{cls!r} is no agent class: pass the class itself"
+            raise UsageError(msg)
         name = cls if isinstance(cls, str) else cls.__name__
         group = self.roots if among == "roots" else self.facets
         kind = self.known.get(name) if name in group else None

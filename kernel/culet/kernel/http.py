@@ -20,6 +20,14 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
+def _path_of(url: str) -> str:
+    """Return the raw path of a URL, with or without scheme and host."""
+    path = url.partition("#")[0].partition("?")[0]
+    if "://" in path:
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return path
+
+
 @final
 class Request:
     """One HTTP request, or the handshake of a WebSocket.
@@ -56,7 +64,7 @@ class Request:
     ) -> None:
         self.method = method.upper()
         self.url = url
-        self.raw_path = url.partition("?")[0] if raw_path is None else raw_path
+        self.raw_path = _path_of(url) if raw_path is None else raw_path
         self.path = self.raw_path if path is None else path
         if query is None:
             query = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
@@ -133,6 +141,19 @@ class Request:
         query = self.url.partition("?")[1:]
         other.url = tail + "".join(query)
         return other
+
+
+def as_request(
+    request: Request | str,
+    *,
+    method: str = "GET",
+    headers: Headers | Iterable[tuple[str, str]] = (),
+    body: bytes = b"",
+) -> Request:
+    """Return a request, or make one of a URL (whose host does not matter) and the rest."""
+    if isinstance(request, Request):
+        return request
+    return Request(method, request, headers=headers, body=body)
 
 
 async def closed(parts: AsyncIterator[bytes]) -> None:
