@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
 from culet.kernel import Agent, ChildRef, Request, Response, current_agent, rpc
-from culet.kernel.calls import AsyncCallback
-from culet.kernel.errors import FacetBroken, UsageError
+from culet.kernel.calls import AsyncCallback, Stub
+from culet.kernel.errors import FacetAborted, FacetBroken, UsageError
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import NOTES, Facet, Other, Top, children, count, files, get, opened
@@ -121,6 +121,9 @@ class Streams(Facet):
             await self.keep(str(number))
             await to(number)
         return count
+
+    async def borrow(self, fn: AsyncCallback) -> None:
+        self.borrowed = fn
 
 
 class Order(Facet):
@@ -406,6 +409,102 @@ async def test_a_facet_streams_to_a_callback_in_order_and_keeps_what_it_wrote(
         assert heard == [0, 1, 2, 3]
         await (await children(test)).abort(Streams, "s")
         assert await (await get(test, (Streams, "s"))).kept() == ["0", "1", "2", "3"]
+
+
+class Listens(Facet):
+    """Hands its own code to a facet."""
+
+    async def listen(self) -> list[str]:
+        heard: list[str] = []
+
+        async def to(number: int) -> None:
+            here = current_agent()
+            assert here is not None
+            heard.append(f"{number} in {here.agent.name}")
+
+        kid = await self.dynamic_agents.get(Streams, "s")
+        await kid.tell(to, 2)
+        return heard
+
+    async def lend(self) -> None:
+        kid = await self.dynamic_agents.get(Streams, "s")
+        await kid.borrow(self.ping)
+
+
+@pytest.mark.rule("F-023")
+async def test_a_callback_runs_in_the_agent_whose_it_is(clock: object) -> None:
+    async with opened(*MORE, Listens) as test:
+        owner = await get(test, (Listens, "l"))
+        assert await owner.listen() == ["0 in l", "1 in l"]
+        await owner.lend()
+        borrowed = agent_at(test, ("Listens", "l"), ("Streams", "s")).borrowed
+        assert await borrowed(1) == 2
+        await (await children(test)).abort(Listens, "l")
+        await raises(FacetAborted, borrowed, 1)
+
+
+class Gives(Facet):
+    """Answers with what must not leave its tree, and takes what may come in."""
+
+    async def kid(self) -> Stub[Facet]:
+        return cast("Stub[Facet]", await self.dynamic_agents.get(Facet, "k"))
+
+    async def plain_kid(self) -> Any:
+        return {"kids": [await self.kid()]}
+
+    async def method(self) -> Any:
+        return self.kid
+
+    async def other(self) -> Any:
+        return await self.kernel.get_agent(Gives, "other")
+
+    async def tell(self, to: AsyncCallback) -> None:
+        await self.keep("told")
+        await to("told")
+
+    async def show(self, what: Any) -> int:
+        await what.keep("shown")
+        return len(await what.kept())
+
+    async def show_other(self, what: str) -> int:
+        other = await self.kernel.get_agent(Gives, "other")
+        match what:
+            case "own kid":
+                return await other.show(await self.kid())
+            case "own method":
+                return await other.show(self.kid)
+        return await other.show(await self.kernel.get_agent(Gives, "a"))
+
+
+@pytest.mark.rule("F-024", "F-395")
+async def test_a_stub_of_a_facet_does_not_leave_its_tree(clock: object) -> None:
+    async with open_test_kernel(roots=[Gives], facets=[Facet]) as test:
+        root = await test.kernel.get_agent(Gives, "a")
+        for method in ("kid", "plain_kid", "method"):
+            error = await raises(UsageError, getattr(root, method))
+            assert "does not leave its tree" in str(error)
+        for what in ("own kid", "own method"):
+            await raises(UsageError, root.show_other, what)
+        other = await root.other()
+        assert await other.show(root) == 1, "a root is the same from everywhere"
+        assert await root.show_other("a root") == 2
+        error = await raises(UsageError, root.show, object())
+        assert "Gives.show" in str(error)
+
+
+@pytest.mark.rule("F-024")
+async def test_who_is_told_outside_is_told_what_is_durable(clock: object) -> None:
+    async with open_test_kernel(roots=[Gives], facets=[Facet]) as test:
+        root = await test.kernel.get_agent(Gives, "a")
+        tree = test.tree("Gives", "a")
+        assert tree is not None
+        told: list[tuple[str, bool]] = []
+
+        async def to(text: str) -> None:
+            told.append((text, tree.barrier.durable >= tree.barrier.count))
+
+        await root.tell(to)
+        assert told == [("told", True)]
 
 
 @pytest.mark.rule("F-026")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
@@ -40,6 +41,8 @@ class Final(Generic[T]):
 
 
 AsyncCallback = Callable[..., typing.Awaitable[Any]]
+
+Across = Callable[[Any], Any]
 
 UNENCODABLE: typing.Final = (TypeError, ValueError, OverflowError, RecursionError)
 """What encoding or decoding a value raises that cannot be copied: of a foreign type, no
@@ -104,13 +107,16 @@ class Codec:
         self.annotation = annotation
         self._decode = msgspec.msgpack.Decoder(annotation, dec_hook=_as_is).decode
 
-    def copy(self, value: Any) -> Any:
-        """Return an equal value that shares nothing; raises TypeError or ValidationError."""
+    def copy(self, value: Any, across: Across | None = None) -> Any:
+        """Return an equal value that shares nothing; raises TypeError or ValidationError.
+
+        `across` is asked what stands for each reference on the other side.
+        """
         data, refs = encode_value(value)
         if not refs:
             return self._decode(data)
         copier = _Copier()
-        copier.refs = refs
+        copier.refs = refs if across is None else [across(ref) for ref in refs]
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             self.annotation, dec_hook=_as_is, ext_hook=copier.ext
         )
@@ -176,17 +182,20 @@ class Method:
         return codec
 
     def copy_args(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        across: Across | None = None,
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """Copy arguments to the annotations; raises `UsageError` for what does not fit."""
         count = len(args)
         if count > self.positional or (not kwargs and count < self.required):
             self._refuse_count(args, kwargs)
         try:
-            values = self._arity(count).copy(tuple(args))
+            values = self._arity(count).copy(tuple(args), across)
             if not kwargs:
                 return values, kwargs
-            named = {k: self.by_name[k].copy(v) for k, v in kwargs.items()}
+            named = {k: self.by_name[k].copy(v, across) for k, v in kwargs.items()}
         except (*UNENCODABLE, KeyError) as error:
             msg = f"{self.where}: an argument cannot be copied: {error}"
             raise UsageError(msg) from None
@@ -200,12 +209,12 @@ class Method:
             msg = f"{self.where}: {error}"
             raise UsageError(msg) from None
 
-    def copy_result(self, value: Any) -> Any:
+    def copy_result(self, value: Any, across: Across | None = None) -> Any:
         """Copy a result to the annotation; raises `UsageError` where it does not fit."""
         if value is None and self.result.annotation is Any:
             return value
         try:
-            return self.result.copy(value)
+            return self.result.copy(value, across)
         except UNENCODABLE as error:
             msg = f"{self.where}: its result cannot be copied: {error}"
             raise UsageError(msg) from None
@@ -339,15 +348,25 @@ class TreeTarget:
             kind = None if self.tree.closed else self.tree.kind_of(self.slot)
         (kind or self.kind).method(name)
 
-    async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run one call in this task."""
+    async def call(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        inward: Across | None = None,
+        outward: Across | None = None,
+    ) -> Any:
+        """Run one call in this task; the last two are asked about references."""
         node = await self.node()
         if not node.tree.store.room(node.db):  # its file needs to rest for a record
             await node.tree.barrier.room()
             node = await self.node()
         method = node.kind.method(name)
-        values, named = method.copy_args(args, kwargs)
         caller = ambient.get()
+        if inward is None and caller is not None:
+            inward = _callback_of(caller)
+        values, named = method.copy_args(args, kwargs, inward)
         ctx = Ambient(node, identity=caller.identity if caller else None)
         if named:
             bound = method.fn
@@ -358,7 +377,7 @@ class TreeTarget:
             result = await node.enter(ctx, run, node.agent)
         else:
             result = await node.enter(ctx, method.fn, node.agent, *values)
-        return method.copy_result(result)
+        return method.copy_result(result, outward)
 
     async def fetch(self, request: Request | str, **rest: Any) -> Response:
         """Let the agent answer a request, in this task; no gate is asked."""
@@ -432,7 +451,7 @@ class OutsideTarget:
         with tree.visitor():
             try:
                 return await TreeTarget(tree, self.slot, self.kind).call(
-                    name, args, kwargs
+                    name, args, kwargs, inward=_inward(tree), outward=_outward
                 )
             finally:
                 if not tree.closed or tree.barrier.fenced is not None:
@@ -450,6 +469,51 @@ def outside_target(stub: Any) -> OutsideTarget:
             return target
     msg = f"a stub that get_agent or get_sub_agent returned is wanted, not {stub!r}"
     raise UsageError(msg)
+
+
+def _callback_of(owner: Ambient) -> Across:
+    """Return what stands for a callable of an agent of the same tree: it runs in there."""
+
+    def across(ref: Any) -> Any:
+        if isinstance(ref, Stub):
+            return ref
+
+        async def back(*args: Any, **kwargs: Any) -> Any:
+            return await owner.node.enter(owner, partial(ref, **kwargs), *args)
+
+        return back
+
+    return across
+
+
+def _inward(tree: Tree) -> Across:
+    """Return what stands in `tree` for a reference of a caller outside it."""
+    from_agent = ambient.get() is not None
+
+    def across(ref: Any) -> Any:
+        if isinstance(ref, Stub):
+            return _outward(ref)
+        if from_agent:
+            raise UsageError("a callback does not cross between roots: call a method")
+
+        async def told(*args: Any, **kwargs: Any) -> Any:
+            await tree.durable()  # it shows the outside what the agent has done
+            return await ref(*args, **kwargs)
+
+        return told
+
+    return across
+
+
+def _outward(ref: Any) -> Any:
+    """Refuse a reference that would lead into a tree past its gate."""
+    if isinstance(ref, Stub):
+        target = object.__getattribute__(ref, "_target")
+        if isinstance(target, OutsideTarget):
+            return ref
+        msg = f"{ref!r} does not leave its tree: outside, get it with get_sub_agent"
+        raise UsageError(msg)
+    raise UsageError("a callable does not leave its tree; return plain data")
 
 
 async def iterate(stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
