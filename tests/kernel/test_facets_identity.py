@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from culet.kernel import Agent, ChildRef, Connection, Request, Response, Schedul
 from culet.kernel.core.path import build_agent_path, parse_agent_path, path_text
 from culet.kernel.errors import Deleted, UsageError
 from culet.kernel.testing import Harness, ScriptedChild, open_test_kernel
-from kernel.agents import agent_at, node_at, raises, settle, tree_of
+from kernel.agents import agent_at, node_at, raises, tree_of
 from kernel.peers import come, connect, frames_of
 
 NOTES: list[Any] = []
@@ -30,6 +31,7 @@ class Plain(Agent):
         self.born_as = (self.name, self.class_name, self.self_path, self.parent_path)
 
     async def on_start(self) -> None:
+        await trio.sleep(0.01)
         self.started = True
 
     def here(self) -> list[Any]:
@@ -198,7 +200,7 @@ async def test_a_facet_may_be_called_like_its_root(clock: object) -> None:
         for node in (node_at(test, ("Top", "a")), node_at(test)):
             assert await tree_of(test).evict(node)
         peer.send("hello")  # wakes the root, then the facet of its name
-        await settle()
+        await test.advance(0.1)
         assert NOTES[-1] == ["message", True, "a", [["Top", "a"]]]
         assert await kid.ask_parent() == [True, "a", []]
 
@@ -371,12 +373,12 @@ async def test_every_way_in_starts_the_agent_first(way: str, clock: object) -> N
             case "message":
                 assert peer is not None
                 peer.send("x")
-                await settle()
+                await test.advance(0.1)
                 assert [["gate", True, "a", []], ["message", *expected]] == NOTES
             case "rpc":
                 assert peer is not None
                 peer.rpc("who")
-                await settle()
+                await test.advance(0.1)
                 (answer,) = frames_of(peer, "rpc")
                 assert answer["result"] == expected
             case "request" | "gate":

@@ -264,6 +264,9 @@ async def test_the_state_of_a_facet_is_its_own(clock: object) -> None:
         await settle()
         assert (kid.state, parent.state) == ({"n": 5}, {"n": 6})
         assert states(watcher) == [{"n": 0}, {"n": 6}]
+        await test.evict([("Top", "a"), ("Top", "k")])
+        kid = await live(test, (("Top", "k"),))
+        assert (kid.state, parent.state) == ({"n": 5}, {"n": 6})
 
 
 # ---- checked and told
