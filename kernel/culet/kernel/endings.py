@@ -18,6 +18,7 @@ import trio
 from .calls import UNENCODABLE, stored_json
 from .core.run import Status
 from .errors import UsageError
+from .events import CHANNEL_OF, Owed
 from .node import State
 from .streams import End, Stream
 
@@ -199,10 +200,9 @@ class Endings:
         with self.tree.transaction():
             for subject, ending in step.ends:
                 self._end_row(step, subject, ending, hook=True)
-            jobs = self.db.execute(
-                BELOW + f"SELECT id FROM job WHERE {inside}", (slot,)
-            )
-            for (job_id,) in jobs:
+            owed = f"SELECT id, owner, kind, what, attempts FROM job WHERE {inside}"
+            jobs = self.db.execute(BELOW + owed, (slot,))
+            for job_id, *_about in jobs:
                 self.tree.jobs.drop("id = ?", (job_id,))
             for table in ("run", "fiber"):
                 self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
@@ -219,6 +219,10 @@ class Endings:
                 lane=f"wipe:{slot}",
             )
         self._tell(step, stop=[])
+        for job_id, owner, kind, what, attempts in jobs:
+            if kind in CHANNEL_OF:
+                told = Owed(what, str(job_id), attempts)
+                self.tree.emit(f"{CHANNEL_OF[kind]}:cancel", owner, told)
         for subject in inner:
             self._wake(subject)
             stream = self.tree.streams.find(subject.slot, subject.id)

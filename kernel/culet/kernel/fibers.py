@@ -145,6 +145,7 @@ class Fibers:
                 lane=f"fiber:{fiber_id}",
                 held=take,
             )
+        tree.emit("fiber:start", Subject("fiber", node.slot, fiber_id, node.slot), name)
         return tree.jobs.born_taken(job, take)
 
     async def run(
@@ -245,6 +246,8 @@ class Fibers:
             id=found.id, name=found.name, snapshot=snapshot, metadata=found.metadata,
             attempt=taken.attempts, started_at=found.started_at,
         )  # fmt: skip
+        subject = Subject("fiber", row.owner, row.what, row.owner)
+        self.tree.emit("fiber:recover", subject, taken.attempts)
         scope = trio.CancelScope()
         self.live[row.owner, row.what] = (taken, scope)
         answer: FiberResolution | None = None
@@ -264,7 +267,6 @@ class Fibers:
             how.error,
             output=json_text(how.result),
         )
-        subject = Subject("fiber", row.owner, row.what, row.owner)
         self.tree.endings.settle(subject, ending, taken)
         return False
 

@@ -27,6 +27,7 @@ from .barrier import until
 from .calls import UNENCODABLE
 from .core import job as core
 from .errors import Deleted, FacetAborted, StorageError, UsageError
+from .events import CHANNEL_OF, Owed
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -473,7 +474,11 @@ class Jobs:
         self.tree.report_job(taken, error)
         if not self.mine(taken):
             return
-        if self._verdict(taken) not in ("retry", "keep-trying"):
+        over = self._verdict(taken) not in ("retry", "keep-trying")
+        if (channel := CHANNEL_OF.get(row.kind)) is not None:
+            told = Owed(row.what, str(row.id), taken.attempts, text)
+            self.tree.emit(f"{channel}:{'error' if over else 'retry'}", row.owner, told)
+        if over:
             self._used_up(taken, text)
             return
         due_at = self._back_off(taken)

@@ -30,6 +30,7 @@ from .errors import (
     StorageFull,
     UsageError,
 )
+from .events import Failure
 from .node import Node, is_stop
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
@@ -355,8 +356,9 @@ class Kernel:
     def subscribe(self, channel: str, fn: Listener) -> Callable[[], None]:
         """Call `fn(channel, tree, subject, detail)` on each event; "*" hears all.
 
-        Events come in the step that made them: a listener must be quick and not raise.
-        Returns a function that ends it.
+        Events come in the step that made them: a listener must be quick; what it raises is
+        logged and changes nothing. `culet.kernel.events` has the channels and what they
+        carry. Returns a function that ends it.
         """
         self._listeners.setdefault(channel, []).append(fn)
 
@@ -386,7 +388,7 @@ class Kernel:
         error_id = self.chance.id(8)
         where = node.path_text() if node is not None else "-"
         log.error("%s: %s in %s (%s)", error_id, what, where, name, exc_info=error)
-        self.emit("failure", None, node, (error_id, what, name, error))
+        self.emit("failure", None, node, Failure(error_id, what, name, error))
         return error_id
 
     def tree(self, class_name: str, name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import Cron, Every, Interval, Retry
 from .errors import CapacityError, UsageError
+from .events import CHANNEL_OF, Owed
 from .jobs import UNREADABLE, JobRow, StartFailed, Taken
 from .node import Ambient, Node
 
@@ -228,6 +229,7 @@ class Schedules:
             )  # fmt: skip
         row = jobs.get(job_id)
         assert row is not None
+        self.tree.emit(f"{CHANNEL_OF[kind]}:create", node.slot, Owed(name, str(job_id)))
         return to_schedule(row)
 
     # ---- reading and changing
@@ -266,6 +268,8 @@ class Schedules:
             return False
         with self.tree.transaction():
             self.tree.jobs.drop("id = ?", (row.id,))
+        told = Owed(row.what, str(row.id), row.attempts)
+        self.tree.emit(f"{CHANNEL_OF[kind]}:cancel", owner, told)
         return True
 
     def change(self, owner: str, schedule_id: str, how: str) -> bool:

@@ -18,6 +18,7 @@ import trio
 from .core import abort as core
 from .endings import BELOW
 from .errors import ChildDidNotStop, Deleted, FacetAborted
+from .events import Whereabouts
 from .node import Node, State
 
 if TYPE_CHECKING:
@@ -213,13 +214,13 @@ class Stops:
         row = self.tree.node_row(slot)
         if row is None or row.state != "live":
             return
-        plan = self.plan([slot])
+        plan, path = self.plan([slot]), self.tree.path_of(slot)
         self.tree.endings.delete(slot)
         self.tree.supervision.forget(row.address)
         self.tree.quotas.unsure()
         self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
         self.tree.sockets.close_all(slots, 4410, "deleted")
-        self.tree.emit("delete", slot, row.name)
+        self.tree.emit("delete", slot, Whereabouts(path, row.class_name, row.name))
         over = self._deleting[row.address] = trio.Event()
 
         def stopped() -> None:

@@ -23,6 +23,7 @@ import trio
 
 from .core.job import Retry, next_try
 from .errors import ChildDidNotStop, FacetBroken
+from .events import Restarted
 from .node import Ambient, Node, State
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Supervision:
             return
         record.since, record.rests = trio.current_time(), False
         record.restarts += 1
-        self.tree.emit("restart", node.slot, record.restarts)
+        told = Restarted(node.path_text(), record.restarts)
+        self.tree.emit("restart", node.slot, told)
 
     def broke(self, node: Node, error: BaseException) -> None:
         """A task of an agent raised: stop it, or the whole tree, and tell its parent."""

@@ -27,6 +27,7 @@ from .errors import (
     StorageError,
     UsageError,
 )
+from .events import Stopped, Whereabouts
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
 from .node import Node, State, check_cycle, own, starting, starts_under
@@ -328,7 +329,8 @@ class Tree:
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
         self._made.add(slot)
-        self.emit("spawn", slot, name)
+        path = f"{parent.path_text()}/{kind.name}/{name}"
+        self.emit("spawn", slot, Whereabouts(path, kind.name, name))
         return slot
 
     def _unmake(self, node: Node) -> None:
@@ -355,7 +357,8 @@ class Tree:
         except StorageError as error:
             self.kernel.report("storage", node, error, name="a start that failed")
         else:
-            self.emit("delete", slot, node.name)
+            about = Whereabouts(node.path_text(), node.kind.name, node.name)
+            self.emit("delete", slot, about)
 
     async def wake(self, slot: str, *, props: Any = None) -> Node:
         """Return the live node of a slot, starting it and what is above it. Never creates.
@@ -427,7 +430,7 @@ class Tree:
             parent.children.start_soon(node.run)
         else:
             self.start_soon(node.run)
-        self.emit("start", slot, row.name)
+        self.emit("start", slot, Whereabouts(node.path_text(), kind.name, row.name))
         return node
 
     async def _started(self, node: Node) -> None:
@@ -456,7 +459,7 @@ class Tree:
             del node.parent.kids[node.slot]
         if node in self.remnants:
             self.remnants.remove(node)
-        self.emit("stop", node.slot, node.reason)
+        self.emit("stop", node.slot, Stopped(node.path_text(), node.reason))
         if node.error is not None and node.slot in self._made:
             self._unmake(node)
 

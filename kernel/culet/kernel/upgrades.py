@@ -14,7 +14,7 @@ meets the new one. Code that does not stop leaves the class as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
@@ -27,6 +27,7 @@ from .errors import (
     StorageError,
     UsageError,
 )
+from .events import Upgraded
 from .node import Node
 
 if TYPE_CHECKING:
@@ -42,13 +43,6 @@ _CHANGE: Final = (
 )
 _DONE: Final = "UPDATE node SET upgraded_from = NULL WHERE slot = ?"
 _RUNNING: Final = "SELECT id FROM run WHERE child = ? AND status = 'running' LIMIT 1"
-
-
-class Upgraded(NamedTuple):
-    """What subscribers of `upgrade` hear: the class that was, and the class that is."""
-
-    before: str
-    after: str
 
 
 @final
@@ -151,7 +145,7 @@ class Upgrades:
             msg = f"{old} {name!r} was deleted meanwhile"
             raise Deleted(msg)
         tree.aborted.pop(slot, None)  # its stubs serve the new class
-        tree.emit("upgrade", slot, Upgraded(old, new.name))
+        tree.emit("upgrade", slot, Upgraded(tree.path_of(slot), old, new.name))
 
     def started(self, node: Node) -> None:
         """A start succeeded: the next one is no longer told of the upgrade."""

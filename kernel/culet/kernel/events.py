@@ -1,0 +1,92 @@
+"""What `kernel.subscribe` tells of agents: the payloads, and what each channel carries.
+
+A listener is called as `fn(channel, tree, subject, detail)`, in the step in which it
+happened: what is told may still be lost by a crash, what a client is told may not.
+
+channel               subject         detail
+spawn                 slot            Whereabouts: a facet was made
+start                 slot            Whereabouts: a life begins
+stop                  slot            Stopped: a life is over, whatever ended it
+abort                 list of slots   the reason, or None; the stops follow
+delete                slot            Whereabouts: it is gone for good; the stops follow
+destroy               slot            path of who destroys itself; a delete follows
+upgrade               slot            Upgraded
+restart               slot            Restarted: it broke before. Of a tree: (key, None)
+failure               node or None    Failure: something raised, and was contained
+stuck                 list of nodes   None: the kernel closes, and they do not stop
+root:open             TreeKey         whether it was made
+run:ask               slot            name of the class that is asked for
+run:start, run:end    Subject         None; Ending
+turn:begin, turn:end  Subject         number of the attempt
+turn:chunk            Stream          type of the chunk
+fiber:start           Subject         name of the fiber
+fiber:recover         Subject         number of the attempt
+fiber:end             Subject         Ending
+schedule:create, queue:create         slot, Owed: one was stored
+schedule:fire         slot            Schedule: a call begins, of a schedule or the queue
+schedule:retry, queue:retry           slot, Owed: a try failed, another one follows
+schedule:error, queue:error           slot, Owed: attempts are used up
+schedule:cancel, queue:cancel         slot, Owed: it was taken back, or its owner deleted
+connect, disconnect   slot            {"connectionId", …}; …, "code", "reason"
+rpc, rpc:error        slot            {"method", "streaming"}; …, "error"
+state:update          slot            {}
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+CHANNEL_OF: Final = {"call": "schedule", "queue": "queue"}
+"""The first half of the channels of a kind of job."""
+
+
+class Whereabouts(NamedTuple):
+    """Which agent: `path` is `Class/name` of each step, joined by "/"."""
+
+    path: str
+    class_name: str
+    name: str
+
+
+class Stopped(NamedTuple):
+    """A life that is over. `reason` None: it ended by itself."""
+
+    path: str
+    reason: str | None
+
+
+class Upgraded(NamedTuple):
+    """The class that a slot had, and the class that it has; `path` by the new one."""
+
+    path: str
+    before: str
+    after: str
+
+
+class Restarted(NamedTuple):
+    """How often an agent that broke was started again in a row, this time included."""
+
+    path: str
+    restarts: int
+
+
+class Failure(NamedTuple):
+    """Something raised. `error_id` is in the log and is what clients were told.
+
+    `what` says where: broken, job, hook, turn, fiber, rpc, message, storage, …; `name`
+    is the method, callback or hook.
+    """
+
+    error_id: str
+    what: str
+    name: str
+    error: BaseException
+
+
+class Owed(NamedTuple):
+    """One schedule or queued call: its method, its id, and how its tries went."""
+
+    callback: str
+    id: str
+    attempts: int = 0
+    error: str | None = None
