@@ -470,7 +470,7 @@ async def test_a_tool_of_which_nobody_knows_is_not_repeated_but_told(
         assert "nobody knows" in told
 
 
-@pytest.mark.rule("T-157")
+@pytest.mark.rule("T-157", "HB-05")
 async def test_runs_are_joined_after_a_crash_not_asked_again(
     clock: object, script: Any
 ) -> None:

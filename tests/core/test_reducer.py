@@ -149,7 +149,7 @@ def test_live_and_replay_in_any_mix_equal_replay_only(
     assert reduce(got + replay(frames)).to_json() == reduce(replay(frames)).to_json()
 
 
-@pytest.mark.rule("I-19")
+@pytest.mark.rule("I-19", "HB-27")
 @given(histories(), st.data())
 def test_a_frame_that_was_applied_changes_nothing_again(
     frames: list[dict], data: st.DataObject
@@ -172,7 +172,7 @@ def test_the_first_terminal_stays_and_a_second_is_counted(
     assert after.protocol_errors == (0 if first == second else 1)
 
 
-@pytest.mark.rule("I-16")
+@pytest.mark.rule("I-16", "HB-27")
 def test_old_states_stay_what_they_were() -> None:
     one = reduce([start(), chunk(1, type="text-delta", delta="a")])
     before = copy.deepcopy(one.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,7 +21,7 @@ from culet.kernel import (
     Turn,
     next_fire,
 )
-from culet.kernel.errors import CuletError, StorageError
+from culet.kernel.errors import CuletError, FacetAborted, StorageError
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import agent_at, rows, settle, tree_of
 
@@ -106,6 +107,14 @@ class Top(Agent):
 
     async def detached(self) -> None:
         await self.run_agent_tool(WaitsForItself, None, run_id="r", detached=True)
+
+    async def owe_other(self, seconds: float) -> None:
+        await self.dynamic_agents.get(Other, "o")
+        await agent_under(self, "o").schedule(seconds, "note")
+
+    async def hold(self, seconds: float) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds)
 
     async def mail(self) -> str:
         async def fn() -> str:
@@ -219,6 +228,45 @@ async def test_what_a_turn_has_said_is_not_said_again(
             texts[run.run_id] = [b.split('"delta":"')[1][0] for b in bodies]
         assert texts["f"] == ["a", "b"]
         assert texts.get("r", ["a", "b", "c"]) == ["a", "b", "c"]
+
+
+# ---- what comes due while somebody stops
+
+
+async def held(root: Any, seconds: float) -> None:
+    """A handler that holds up the stop, and is told why it ends."""
+    with suppress(FacetAborted):
+        await root.hold(seconds)
+
+
+@pytest.mark.rule("HB-25", "I-31")
+@pytest.mark.parametrize("what", ["shutdown", "abort"])
+async def test_what_comes_due_around_a_stop_is_called_once(
+    what: str, clock: object
+) -> None:
+    chance = random.Random(25)
+    for _ in range(50):
+        FIRED.clear()
+        offset = chance.choice([chance.uniform(-0.05, 0.05), chance.uniform(-3, 3)])
+        async with open_test_kernel(
+            roots=[Top], facets=[Other], abort_grace_s=2
+        ) as test:
+            root = await opened_top(test)
+            await root.owe_other(10)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(held, root, offset + 10.5)
+                await test.advance(10 + offset)
+                if what == "shutdown":
+                    await test.close()
+                else:
+                    await agent_at(test).dynamic_agents.abort(Other, "o")
+            if what == "shutdown":
+                await test.advance(60 - trio.current_time() % 60)
+                await test.reopen()
+                await opened_top(test)
+            await test.advance(20)
+            assert [w for _at, w in FIRED] == ["other"], offset
+            assert tree_of(test).jobs.slot() is None
 
 
 # ---- rows that pile up in a loop of crashes

@@ -545,7 +545,7 @@ async def test_asked_again_after_a_restart_it_is_joined(clock: object) -> None:
         assert statuses(test) == {"r": "completed", "in": "completed"}
 
 
-@pytest.mark.rule("I-05")
+@pytest.mark.rule("I-05", "HB-29")
 async def test_a_turn_that_cannot_resume_is_interrupted(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -560,6 +560,8 @@ async def test_a_turn_that_cannot_resume_is_interrupted(clock: object) -> None:
             "interrupted", "not-resumable", True,
         )  # fmt: skip
         assert TURNS == {"r": 1}
+        kinds = [kind for _seq, kind in events(await root.frames("r"))]
+        assert kinds == ["started", "chunk", "interrupted"]
         await test.advance(1)
         assert HOOKS == [("a", "r", "interrupted")]
 
