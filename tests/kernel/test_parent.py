@@ -69,8 +69,8 @@ class Family(Agent):
     async def fail(self, text: str) -> None:
         raise ValueError(text)
 
-    async def make(self, cls: str, name: str) -> Any:
-        return await self.dynamic_agents.get(CLASSES[cls], name)
+    async def make(self, cls: str, name: str) -> None:
+        await self.dynamic_agents.get(CLASSES[cls], name)
 
     async def drop(self, cls: str, name: str) -> None:
         await self.dynamic_agents.delete(CLASSES[cls], name)
@@ -325,8 +325,9 @@ async def test_a_parent_serves_the_child_whose_start_it_awaits(clock: object) ->
     async with opened() as test:
         root = await chain(test, 0)
         with trio.fail_after(5):
-            early = await root.make("Early", "e")
+            await root.make("Early", "e")
 
+        early = await test.kernel.get_sub_agent(root, Early, "e")
         assert await early.first_words() == [["a"], 200]
 
 
