@@ -241,9 +241,8 @@ class Fibers:
             raise StartFailed from error
         if not self.tree.jobs.mine(taken):
             return False
-        snapshot = None if row.snapshot is None else msgspec.json.decode(row.snapshot)
         told = FiberRecovery(
-            id=found.id, name=found.name, snapshot=snapshot, metadata=found.metadata,
+            id=found.id, name=found.name, snapshot=taken.snapshot, metadata=found.metadata,
             attempt=taken.attempts, started_at=found.started_at,
         )  # fmt: skip
         subject = Subject("fiber", row.owner, row.what, row.owner)

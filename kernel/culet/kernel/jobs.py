@@ -104,6 +104,18 @@ class Taken:
             None if self.row.payload is None else msgspec.json.decode(self.row.payload)
         )
 
+    @property
+    def snapshot(self) -> Any:
+        """The last stash; None when there is none, or none that can be read."""
+        text = self.row.snapshot
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text)
+        except UNREADABLE as error:
+            log.warning("the stash of %r cannot be read: %s", self.row.what, error)
+            return None
+
 
 class Kind(NamedTuple):
     """What the tree does with one kind of job.

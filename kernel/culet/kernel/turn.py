@@ -158,8 +158,7 @@ class Turn:
     @property
     def snapshot(self) -> Any:
         """The last stash of an earlier attempt, or None."""
-        text = self._taken.row.snapshot
-        return None if text is None else msgspec.json.decode(text)
+        return self._taken.snapshot
 
     def stash(self, data: Any) -> None:
         """Store a checkpoint that a later attempt gets as `snapshot`. Never blocks."""
