@@ -150,6 +150,7 @@ def left(test: Harness) -> tuple[Any, Any]:
     )
 
 
+@pytest.mark.rule("F-327")
 async def test_a_fiber_returns_and_leaves_nothing(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -166,7 +167,7 @@ async def test_a_failing_fiber_raises_to_its_caller(clock: object) -> None:
         assert {s for _n, s in left(test)[0]} <= {"error"}
 
 
-@pytest.mark.rule("I-39", "I-40")
+@pytest.mark.rule("I-39", "I-40", "F-329", "F-335")
 async def test_a_cut_fiber_is_told_with_its_last_stash(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -199,7 +200,7 @@ async def test_a_hook_that_says_nothing_interrupts(clock: object) -> None:
         assert left(test) == ([("ignored", "interrupted")], [])
 
 
-@pytest.mark.rule("kernel-mini-12", "I-39")
+@pytest.mark.rule("kernel-mini-12", "I-39", "F-341", "F-362")
 async def test_a_hook_that_always_raises_uses_its_attempts_up(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -212,7 +213,7 @@ async def test_a_hook_that_always_raises_uses_its_attempts_up(clock: object) -> 
         assert "in the hook" in row[1]
 
 
-@pytest.mark.rule("kernel-mini-5")
+@pytest.mark.rule("kernel-mini-5", "F-363")
 async def test_a_cancelled_caller_gives_the_hold_back(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -238,6 +239,7 @@ async def test_an_aborted_fiber_is_recovered(clock: object) -> None:
         assert DONE == {}
 
 
+@pytest.mark.rule("F-347")
 async def test_background_fibers_keep_their_row_and_join_by_key(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -258,6 +260,7 @@ async def test_background_fibers_keep_their_row_and_join_by_key(clock: object) -
             me.fibers.inspect()
 
 
+@pytest.mark.rule("F-351")
 async def test_cancelling_a_fiber_by_id_ends_it_for_good(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -314,6 +317,7 @@ async def test_resolving_from_outside(clock: object) -> None:
         assert left(test)[1] == []
 
 
+@pytest.mark.rule("F-329")
 async def test_stash_belongs_into_a_fiber(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)

@@ -220,7 +220,7 @@ def earliest(test: Harness) -> int | None:
     return min(due, default=None)
 
 
-@pytest.mark.rule("I-30")
+@pytest.mark.rule("I-30", "F-294", "F-300")
 async def test_the_alarm_is_the_earliest_that_is_owed_at_any_time(
     clock: object,
 ) -> None:
@@ -265,7 +265,7 @@ async def test_the_alarm_is_the_earliest_that_is_owed_at_any_time(
         assert len(set(slots)) == 4
 
 
-@pytest.mark.rule("I-33")
+@pytest.mark.rule("I-33", "F-282")
 async def test_one_schedule_is_never_called_beside_itself(clock: object) -> None:
     async with opened() as test:
         me = await opened_top(test)
@@ -283,7 +283,7 @@ async def test_one_schedule_is_never_called_beside_itself(clock: object) -> None
 # ---- fibers
 
 
-@pytest.mark.rule("I-38")
+@pytest.mark.rule("I-38", "F-328")
 async def test_a_fiber_has_its_row_and_job_before_its_first_step(clock: object) -> None:
     async with opened() as test:
         me = await opened_top(test)

@@ -117,6 +117,7 @@ async def test_a_schedule_fires_once_not_early_and_its_row_goes(clock: object) -
         assert tree_of(test).jobs.slot() is None
 
 
+@pytest.mark.rule("F-291")
 async def test_due_order_in_one_lane(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -138,6 +139,7 @@ async def test_a_time_with_a_zone(clock: object) -> None:
         assert fired() == ["x"]
 
 
+@pytest.mark.rule("F-271", "F-273")
 @pytest.mark.parametrize("when", [-1, float("nan"), float("inf"), "61 * * * *", "x"])
 async def test_a_time_that_is_none_is_refused(when: Any, clock: object) -> None:
     async with opened() as test:
@@ -147,6 +149,7 @@ async def test_a_time_that_is_none_is_refused(when: Any, clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM job") == [(0,)]
 
 
+@pytest.mark.rule("F-267")
 @pytest.mark.parametrize("callback", ["nothing", "__init__", "", len])
 async def test_a_callback_that_is_none_is_refused(callback: Any, clock: object) -> None:
     async with opened() as test:
@@ -163,7 +166,7 @@ async def test_a_bound_method_is_a_callback(clock: object) -> None:
         assert fired() == ["x"]
 
 
-@pytest.mark.rule("HB-17", "I-37")
+@pytest.mark.rule("HB-17", "I-37", "F-274", "F-275")
 async def test_idempotent_schedules_are_one(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -178,7 +181,7 @@ async def test_idempotent_schedules_are_one(clock: object) -> None:
 # ---- what recurs
 
 
-@pytest.mark.rule("HB-21", "I-33", "F-14")
+@pytest.mark.rule("HB-21", "I-33", "F-14", "F-306")
 async def test_missed_ticks_are_one_catch_up_then_the_cadence(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -195,7 +198,7 @@ async def test_missed_ticks_are_one_catch_up_then_the_cadence(clock: object) -> 
         assert (at - EPOCH_MS) % 10_000 == 0, "an interval does not drift"
 
 
-@pytest.mark.rule("I-32", "F-13")
+@pytest.mark.rule("I-32", "F-13", "F-306")
 async def test_the_clock_going_back_fires_nothing_twice(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -206,7 +209,7 @@ async def test_the_clock_going_back_fires_nothing_twice(clock: object) -> None:
         assert fired() == ["once"]
 
 
-@pytest.mark.rule("kernel-mini-12")
+@pytest.mark.rule("kernel-mini-12", "F-285", "F-314")
 async def test_a_recurring_one_gives_up_a_tick_and_goes_on(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -242,7 +245,7 @@ async def test_back_off_and_the_dead_letter(clock: object) -> None:
         assert fired() == ["f1", "f2", "f3", "f1"]
 
 
-@pytest.mark.rule("HB-19", "I-36")
+@pytest.mark.rule("HB-19", "I-36", "F-268", "F-269", "F-309", "F-316")
 async def test_one_bad_row_does_not_stop_the_others(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -277,7 +280,7 @@ async def test_a_failure_in_an_aborted_callee_is_a_failure(clock: object) -> Non
         assert "FacetAborted" in me.schedules.get(one).error
 
 
-@pytest.mark.rule("I-36")
+@pytest.mark.rule("I-36", "F-292")
 async def test_a_hanging_owner_delays_nobody_else(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -313,6 +316,7 @@ async def test_a_job_behind_a_busy_lane_is_not_hot(clock: object) -> None:
 # ---- the queue
 
 
+@pytest.mark.rule("F-437", "F-441")
 async def test_the_queue_is_first_in_first_out_and_waits_for_its_head(
     clock: object,
 ) -> None:
@@ -374,6 +378,7 @@ async def test_what_an_agent_owes_itself_is_bounded(clock: object) -> None:
 # ---- changing them
 
 
+@pytest.mark.rule("F-256")
 async def test_pause_resume_run_now_cancel(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -397,7 +402,7 @@ async def test_pause_resume_run_now_cancel(clock: object) -> None:
         assert fired() == ["x", "y"]
 
 
-@pytest.mark.rule("I-35")
+@pytest.mark.rule("I-35", "F-257")
 async def test_an_agent_has_only_its_own_schedules(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -408,7 +413,7 @@ async def test_an_agent_has_only_its_own_schedules(clock: object) -> None:
         assert fired() == ["k:x"]
 
 
-@pytest.mark.rule("kernel-mini-3")
+@pytest.mark.rule("kernel-mini-3", "F-290")
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_cancelled_schedule_does_not_fire_once_that_returned(
     steps: int, clock: object
@@ -515,7 +520,7 @@ async def test_what_comes_due_while_stopping_is_kept(
         assert fired() == ["x"]
 
 
-@pytest.mark.rule("HB-02")
+@pytest.mark.rule("HB-02", "F-324")
 async def test_destroy_from_a_callback_leaves_no_zombie(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)

@@ -36,7 +36,7 @@ class Top(Kid):
 
 
 @pytest.mark.slow
-@pytest.mark.rule("G-05", "I-33")
+@pytest.mark.rule("G-05", "I-33", "F-286")
 async def test_years_of_midnights_come_once_each(clock: object) -> None:
     FIRED.clear()
     days = 365 * YEARS.now + YEARS.now // 4
