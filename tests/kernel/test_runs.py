@@ -446,7 +446,12 @@ async def test_cancel_does_not_wake_what_it_stopped(clock: object) -> None:
             await root.cancel("r")
         await test.advance(700)
         assert HOOKS == [("a", "r", "aborted")]
-        assert [r["path"] for r in test.kernel.tree("Top", "a")] == ["Top/a"]
+        found = [(r["path"], r["state"]) for r in test.kernel.tree("Top", "a")]
+        assert found == [
+            ("Top/a", "live"),
+            ("Top/a/Child/r", "sleeping"),
+            ("Top/a/Child/r/Child/in", "sleeping"),
+        ]
 
 
 @pytest.mark.rule("I-07")

@@ -489,7 +489,7 @@ async def test_what_does_not_stop_is_fenced_and_its_name_is_free(clock: object) 
         assert error.paths == ["Top/a/Stubborn/s"]
         assert 2 <= trio.current_time() - began <= 3
         states = [row["state"] for row in test.kernel.tree("Top", "a")]
-        assert states == ["live", "remnant"]
+        assert states == ["live", "sleeping", "remnant"]
         assert await root.use("Stubborn", "s", "ping", [1]) == 2
         assert node_at(test, ("Stubborn", "s")) is not old
         await test.advance(70)

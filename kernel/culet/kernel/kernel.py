@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, cast, final
 
 import trio
 
+from . import listing
 from .agent import Agent
 from .barrier import Worker, until
 from .calls import OutsideTarget, Stub, TreeTarget
@@ -391,28 +392,26 @@ class Kernel:
         self.emit("failure", None, node, Failure(error_id, what, name, error))
         return error_id
 
-    def tree(self, class_name: str, name: str) -> list[dict[str, Any]]:
-        """Return what is in memory of one root: a row per node, remnants marked."""
+    def tree(
+        self,
+        class_name: str,
+        name: str,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return a row for each agent of an open root, the oldest first; none if it sleeps.
+
+        Keys: `path`, `slot`, `state` (starting, live, stopping, sleeping; resting: it broke
+        too often; remnant: code that did not stop), `sockets`, `refs` (keep-alive), `runs`
+        (asked for, going on), `jobs` (owed, `dead_jobs` among them), `bytes`. At most
+        `limit` (`limits.tree_rows`) at once; go on with the last slot as `after`.
+        """
         tree = self.trees.get(TreeKey(class_name, name))
-        if tree is None:
+        if tree is None or tree.closed:
             return []
-        rows = []
-        for node in [*tree.nodes.values(), *tree.remnants]:
-            sql = "SELECT count(*) FROM job WHERE owner = ?"
-            rows.append(
-                {
-                    "path": node.path_text(),
-                    "slot": node.slot,
-                    "state": "remnant"
-                    if node in tree.remnants
-                    else node.state.name.lower(),
-                    "sockets": len(tree.sockets.of(node.slot)),
-                    "refs": node.refs,
-                    "jobs": int(tree.db.execute(sql, (node.slot,))[0][0]),
-                    "bytes": node.db.size_bytes,
-                }
-            )
-        return rows
+        most = self.limits.tree_rows
+        return listing.page(tree, most if limit is None else limit, after)
 
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""

@@ -169,6 +169,12 @@ class Supervision:
             )
             raise FacetBroken(msg) from record.error
 
+    def rests(self, address: Address) -> bool:
+        """Whether that agent is refused for now."""
+        record = self.records.get(address)
+        now = trio.current_time()
+        return record is not None and record.rests and now < record.not_before
+
     async def may_start(self, row: NodeRow, parent: Node | None) -> bool:
         """Wait for the back-off; False: look again from the top."""
         self.check(row.address)

@@ -55,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     facets_per_tree: int = 200_000  # awake or not
     sockets_per_tree: int = 5_000
     tree_bytes: int = 16 << 30  # of all files of one tree, its log aside
+    tree_rows: int = 1_000  # of `kernel.tree()` at once
     calls_at_once: int = 10_000  # external calls inside one tree
     failed_starts: int = 10_000  # agents whose failed starts are remembered, per tree
     restart_base_s: float = 0.2  # before the third try to start one, then doubling
