@@ -337,14 +337,14 @@ async def test_a_facet_may_be_the_parent_and_depth_counts_from_the_root() -> Non
         assert [(at, to) for at, to, _, _ in asked] == [("one", "two")]
 
 
-async def test_a_parent_that_was_deleted_is_404_and_comes_not_back() -> None:
+async def test_a_parent_that_was_deleted_is_410_and_comes_not_back() -> None:
     async with opened() as kernel:
         desk = await kernel.get_agent(Desk, "a")
         above = await kernel.get_sub_agent(desk, Clerk, "one")
         await desk.drop("one")
         answer = await route_sub_agent_request(Request("GET", "/sub/clerk/x"), above)
 
-        assert answer.status == 404
+        assert answer.status == 410
         assert await desk.names() == []
 
 

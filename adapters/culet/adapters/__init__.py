@@ -18,6 +18,8 @@ from culet.adapters.remote import ModelError as ModelError
 from culet.adapters.remote import ModelLimited as ModelLimited
 from culet.adapters.remote import ModelRefused as ModelRefused
 from culet.adapters.remote import ModelUnavailable as ModelUnavailable
+from culet.adapters.routed import RoutedAgent as RoutedAgent
+from culet.adapters.routed import RoutedAgents as RoutedAgents
 from culet.adapters.scripted import ScriptedModel as ScriptedModel
 from culet.adapters.think import Think as Think
 from culet.adapters.tooling import Tool as Tool

@@ -62,6 +62,15 @@ class AgentKernel:
         await self._node.tree.durable()
         return await self._node.tree.kernel.get_agent(cls, name)
 
+    async def destroy_agent(self, cls: type[Agent], name: str) -> None:
+        """Delete another root for good, if it is there; what this agent wrote is durable first."""
+        await self._node.tree.durable()
+        await self._node.tree.kernel.destroy_agent(cls, name)
+
+    def new_id(self) -> str:
+        """Return a fresh id that nobody can guess; the same again under the same seed."""
+        return self._node.tree.kernel.chance.id(24)
+
 
 class _NoKernel:
     """Where the node of an agent will be; an agent that was made by hand has none."""

@@ -352,6 +352,33 @@ class Kernel:
         made = OutsideTarget(self, target.key, child.slot, kind, facet=True)
         return cast(A, Stub(made))
 
+    async def destroy_agent(self, cls: type[Agent], name: str) -> None:
+        """Delete a root with its storage and all below it; where there is none, nothing.
+
+        Goes on to the end though its caller is cancelled.
+        """
+        kind = self.classes.of(cls, among="roots")
+        key = TreeKey(kind.name, check_name(name, root=True))
+        try:
+            tree = await self.open_root(key, create=False)
+        except NotFound:
+            return
+        over, failed = trio.Event(), list[Exception]()
+
+        async def end() -> None:  # not in this task, which may be inside that root
+            try:
+                await self.destroy_root(tree)
+            except Exception as error:
+                failed.append(error)
+            finally:
+                over.set()
+
+        assert self._nursery is not None
+        self._nursery.start_soon(end)
+        await over.wait()
+        if failed:
+            raise failed[0]
+
     # ---- being watched
 
     def subscribe(self, channel: str, fn: Listener) -> Callable[[], None]:
