@@ -348,10 +348,13 @@ async def test_whatever_comes_waits_for_the_start(clock: object) -> None:
             nursery.start_soon(kid.ping)
             nursery.start_soon(come, test, ROOT, slow)
             await test.advance(0.5)
+            peer.send("second")
+            peer.rpc("ping", call="2")
+            await test.advance(0.2)
             assert NOTES == ["slow starts"]
             await test.advance(1)
         assert NOTES[:2] == ["slow starts", "slow started"]
-        assert sorted(NOTES[2:]) == ["message", "ping", "ping"]
+        assert sorted(NOTES[2:]) == ["message", "ping", "ping", "ping", "second"]
 
 
 @pytest.mark.rule("F-242", "F-243")
