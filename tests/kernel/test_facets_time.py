@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -17,11 +18,13 @@ from culet.kernel import (
     current_agent,
     retry_call,
 )
+from culet.kernel.errors import UsageError
 from culet.kernel.testing import EPOCH_MS, Harness, open_test_kernel
 from kernel.agents import agent_at, raises, rows, settle, tree_of
 
 TOLD: list[Any] = []
 ONCE = Retry(max_attempts=1)
+PATIENT = Retry(max_attempts=8, base_delay=1, max_delay=60)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,9 @@ class Leaf(Agent):
     async def plan(self, text: str) -> str:
         return (await self.schedule(5, "say", text)).id
 
+    async def inner(self) -> None:
+        TOLD.append("inner")
+
     async def walk(self, name: str) -> None:
         async def fn() -> None:
             self.stash({"by": name})
@@ -73,6 +79,12 @@ class Leaf(Agent):
         await self.fibers.start("walk", fn, fiber_id=name)
 
     async def on_fiber_recovered(self, ctx: FiberRecovery) -> FiberResolution:
+        if ctx.name == "again":
+            TOLD.append("hook")
+            await self.run_fiber("inner", self.inner)
+            await self.durable()
+            await trio.sleep(5)
+            return FiberResolution(result=len(TOLD))
         TOLD.append((self.name, ctx.id, ctx.name, ctx.snapshot, ctx.started_at))
         await self.schedule(0, "say", f"go on {ctx.id}", idempotent=True)
         return FiberResolution(result="seen")
@@ -196,6 +208,74 @@ async def test_a_parent_may_be_asked_for_a_schedule_by_the_call_it_waits_for(
         assert TOLD == ["asked", "asked back"]
 
 
+@pytest.mark.rule("F-272")
+async def test_what_lies_in_the_past_is_due_now(clock: object) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        long_ago = datetime.fromtimestamp(EPOCH_MS / 1000 - 9e5, UTC)
+        await kid.schedule(long_ago, "say", "late")
+        await kid.schedule(0, "say", "now")
+        await settle()
+        assert TOLD == ["late", "now"]
+
+
+@pytest.mark.rule("F-276")
+async def test_another_time_is_another_call(clock: object) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        made = [await kid.schedule(s, "say", "x", idempotent=True) for s in (5, 5, 6)]
+        assert made[0].id == made[1].id != made[2].id
+        assert [s.due_at - EPOCH_MS for s in kid.schedules.list()] == [5_000, 6_000]
+
+
+@pytest.mark.rule("F-265")
+async def test_what_a_deleted_facet_owed_is_gone_with_all_below_it(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        leaf = await leaf_of(test)
+        await leaf.schedule_every(5, "say", "leaf")
+        await agent_at(test, DEEP[0]).schedule(5, "say", "mid")
+        await agent_at(test).schedule(5, "say", "top")
+        await agent_at(test).dynamic_agents.delete(Mid, "m")
+        await test.advance(30)
+        assert TOLD == ["top"]
+        assert rows(tree_of(test), "SELECT 1 FROM job") == []
+
+
+class Slow(Leaf):
+    """Whose start fails until it is told otherwise."""
+
+    broken = False
+
+    async def on_start(self) -> None:
+        if Slow.broken:
+            raise ValueError("not yet")
+
+
+@pytest.mark.rule("F-325", "F-315")
+async def test_a_call_waits_while_its_owner_cannot_start(
+    clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_test_kernel(roots=[Top], facets=[Slow]) as test:
+        top = await opened_top(test)
+        await top.dynamic_agents.get(Slow, "s")
+        slow = agent_at(test, ("Slow", "s"))
+        await slow.schedule(10, "say", "at last", retry=PATIENT)
+        await top.schedule(11, "say", "other")
+        await test.evict([("Top", "a"), ("Slow", "s")])
+        monkeypatch.setattr(Slow, "broken", True)
+        starts: list[Any] = []
+        test.kernel.subscribe("start", lambda *what: starts.append(what))
+        await test.advance(12.5)
+        assert TOLD == ["other"]
+        assert 0 < len(starts) < 6, "and not hot"
+        monkeypatch.setattr(Slow, "broken", False)
+        await test.advance(60)
+        assert TOLD == ["other", "at last"]
+        assert rows(tree_of(test), "SELECT 1 FROM job") == []
+
+
 # ---- queues
 
 
@@ -297,3 +377,84 @@ async def test_a_snapshot_that_cannot_be_read_is_none(clock: object) -> None:
         await test.advance(5)
         assert TOLD[0][:4] == ("l", "one", "walk", None)
         assert rows(tree_of(test), "SELECT status FROM fiber") == [("completed",)]
+
+
+@pytest.mark.rule("F-348")
+async def test_an_id_or_key_that_says_nothing_or_two_things_is_refused(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        fibers = kid.fibers
+        a = await fibers.start("f", trio.sleep_forever, fiber_id="a", key="ka")
+        await fibers.start("f", trio.sleep_forever, fiber_id="b", key="kb")
+        for bad in (
+            {"fiber_id": ""}, {"key": ""}, {"key": " "}, {"fiber_id": "a", "key": "kb"},
+        ):  # fmt: skip
+            error = await raises(
+                UsageError, lambda bad=bad: fibers.start("f", trio.sleep_forever, **bad)
+            )
+            assert str(error)
+        assert len(fibers.list()) == 2
+        again = await fibers.start("f", trio.sleep_forever, fiber_id="a", key="ka")
+        assert again == a
+
+
+@pytest.mark.rule("F-349", "F-350")
+async def test_whoever_waits_for_a_fiber_hears_how_it_ended(clock: object) -> None:
+    async with opened() as test, trio.open_nursery() as nursery:
+        kid = await child(test)
+
+        async def good() -> str:
+            await trio.sleep(3)
+            return "well"
+
+        async def bad() -> None:
+            await trio.sleep(3)
+            raise ValueError("why")
+
+        async def deaf() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError("after it was cancelled")
+
+        heard: list[Any] = []
+
+        async def wait(name: str, fn: Any) -> None:
+            run = await kid.fibers.start(name, fn, fiber_id=name, wait=True)
+            heard.append((name, run.status, run.result, run.error))
+
+        for name, fn in (("good", good), ("bad", bad), ("deaf", deaf)):
+            for _ in range(2):
+                nursery.start_soon(wait, name, fn)
+        await test.advance(5)
+        assert kid.fibers.cancel("deaf", reason="enough") == "aborted"
+        await settle()
+        assert sorted(set(heard), key=str) == [
+            ("bad", "error", None, "ValueError: why"),
+            ("deaf", "aborted", None, None),
+            ("good", "completed", "well", None),
+        ]
+        assert len(heard) == 6
+
+
+@pytest.mark.rule("F-361", "F-365")
+async def test_a_hook_that_was_cut_runs_again_and_may_start_fibers_of_its_own(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        await kid.fibers.start("again", trio.sleep_forever, fiber_id="f")
+        await kid.durable()
+        await test.crash()
+        await test.reopen()
+        await test.advance(2)  # in the middle of the hook
+        assert TOLD == ["hook", "inner"]
+        await test.crash()
+        await test.reopen()
+        await test.advance(30)
+        assert TOLD == ["hook", "inner"] * 2
+        sql = "SELECT name, status, result FROM fiber"
+        assert rows(tree_of(test), sql) == [("again", "completed", "4")]
+        assert rows(tree_of(test), "SELECT 1 FROM job") == []

@@ -298,14 +298,13 @@ class FibersNoun:
     ) -> FiberRun:
         """Start a fiber in the background; a known id or key returns its fiber.
 
-        Its row is kept after its end. With `wait` the end is waited for.
+        Its row is kept after its end. With `wait` the end is waited for. Raises
+        `UsageError` for an id or key that is empty, or that name two fibers.
         """
         node, fibers = self._node, self._node.tree.fibers
-        known = fibers.get(node.slot, fiber_id, None) if fiber_id is not None else None
-        if known is None and key is not None:
-            known = fibers.get(node.slot, None, key)
+        known = self._known(fiber_id, key)
         if known is None:
-            fiber_id = fiber_id or node.tree.kernel.chance.id()
+            fiber_id = node.tree.kernel.chance.id() if fiber_id is None else fiber_id
             taken = fibers.begin(node, name, check_name(fiber_id), key, metadata)
 
             async def body() -> None:
@@ -325,6 +324,19 @@ class FibersNoun:
             return await fibers.join(node.slot, known.id)
         await trio.lowlevel.checkpoint_if_cancelled()
         return known
+
+    def _known(self, fiber_id: str | None, key: str | None) -> FiberRun | None:
+        """Return the fiber that an id or a key names."""
+        if key is not None and not key.strip():
+            msg = f"the key of a fiber is not empty: {key!r}"
+            raise UsageError(msg)
+        fibers, slot = self._node.tree.fibers, self._node.slot
+        by_id = None if fiber_id is None else fibers.get(slot, fiber_id, None)
+        by_key = None if key is None else fibers.get(slot, None, key)
+        if by_id is not None and by_key is not None and by_id.id != by_key.id:
+            msg = f"{fiber_id!r} and key {key!r} name two fibers"
+            raise UsageError(msg)
+        return by_id or by_key
 
     def inspect(self, id: str | None = None, key: str | None = None) -> FiberRun | None:  # noqa: A002
         """Return one fiber by id or by key."""
