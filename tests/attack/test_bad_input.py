@@ -53,7 +53,7 @@ async def test_a_bad_root_name_is_refused_by_every_way_in(
         assert w.kernel.trees == {}
 
 
-@pytest.mark.rule("F-37")
+@pytest.mark.rule("F-37", "F-012")
 @pytest.mark.parametrize("name", [*BAD_NAMES, 5, None], ids=repr)
 async def test_a_bad_child_name_is_refused_by_every_way_in(
     name: Any, tmp_path: Path
@@ -75,6 +75,7 @@ async def test_a_bad_child_name_is_refused_by_every_way_in(
         assert (rows(w), files(tmp_path)) == (before, kept)
 
 
+@pytest.mark.rule("F-013")
 @pytest.mark.parametrize("kind", ["Sub", "SUB", "sub", "Sub_"])
 async def test_a_class_whose_segment_is_sub_is_refused(kind: str) -> None:
     cls = type(kind, (Agent,), {})

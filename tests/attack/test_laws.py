@@ -282,7 +282,7 @@ class Clingy(Agent):
         Clingy.tried.append("ran late")
 
 
-@pytest.mark.rule("I-24")
+@pytest.mark.rule("I-24", "F-042", "F-066")
 @pytest.mark.parametrize("how", ["abort", "delete"])
 async def test_a_stopped_agent_can_do_nothing_in_its_finally(
     how: str, tmp_path: Path
@@ -308,7 +308,7 @@ async def test_a_stopped_agent_can_do_nothing_in_its_finally(
         await hub.dynamic_agents.delete(Clingy, "c")
 
 
-@pytest.mark.rule("I-25")
+@pytest.mark.rule("I-25", "F-065", "F-067")
 async def test_what_comes_late_for_a_deleted_facet_meets_nothing(
     tmp_path: Path,
 ) -> None:
@@ -337,6 +337,7 @@ async def test_what_comes_late_for_a_deleted_facet_meets_nothing(
             await stub.notes()
 
 
+@pytest.mark.rule("F-029")
 async def test_two_gets_and_a_delete_at_once_leave_one_or_none(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await (await w.kernel.get_agent(Hub, "h")).ping("x")
@@ -397,7 +398,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("HB-39", "I-27", "F-40")
+@pytest.mark.rule("HB-39", "I-27", "F-40", "F-059", "F-060", "F-382")
 async def test_names_are_names_everywhere(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.connect() as client:
         await client.hello()

@@ -145,11 +145,13 @@ def test_bad_names_are_refused(name: str) -> None:
         check_name(name)
 
 
+@pytest.mark.rule("F-382")
 @pytest.mark.parametrize("name", ["...", "sub", "x" * NAME_MAX, "a/../b", "%2e", " "])
 def test_odd_names_of_children_are_fine(name: str) -> None:
     assert check_name(name) == name
 
 
+@pytest.mark.rule("F-383")
 def test_a_root_cannot_be_called_sub() -> None:
     with pytest.raises(UsageError, match="sub"):
         check_name("sub", root=True)
@@ -188,7 +190,7 @@ def test_bad_targets_are_usage_errors(raw: str) -> None:
         parse_agent_path(raw, KNOWN)
 
 
-@pytest.mark.rule("I-27")
+@pytest.mark.rule("I-27", "F-380")
 def test_depth_is_bounded() -> None:
     hop = "/sub/job-runner/x"
     root = "/agents/supervisor/u"

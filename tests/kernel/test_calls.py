@@ -90,7 +90,7 @@ def opened() -> Any:
     return open_test_kernel(roots=[Top], facets=[Kid])
 
 
-@pytest.mark.rule("F-481")
+@pytest.mark.rule("F-481", "F-024")
 async def test_arguments_and_results_are_copies(clock: object) -> None:
     async with opened() as test:
         kid = await kid_of(test)
@@ -110,7 +110,7 @@ async def test_arguments_and_results_are_copies(clock: object) -> None:
         assert await kid.keyword(a=1) == 12
 
 
-@pytest.mark.rule("F-27")
+@pytest.mark.rule("F-27", "F-024")
 @pytest.mark.parametrize(
     ("method", "args", "kwargs"),
     [
@@ -128,6 +128,7 @@ async def test_what_does_not_fit_is_refused_by_name(
             await getattr(kid, method)(*args, **kwargs)
 
 
+@pytest.mark.rule("F-025")
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -147,6 +148,7 @@ async def test_a_stub_has_the_public_async_methods_only(
             kid.name = "other"
 
 
+@pytest.mark.rule("F-023")
 async def test_stubs_and_callables_cross_by_reference(clock: object) -> None:
     async with opened() as test:
         kid = await kid_of(test)
@@ -205,6 +207,7 @@ async def test_an_instance_that_hides_a_member_is_refused(clock: object) -> None
         await raises(Exception, test.kernel.get_agent, Hides, "a")
 
 
+@pytest.mark.rule("F-387")
 async def test_classes_must_be_agents_with_names_of_their_own() -> None:
     other = type("Top", (Agent,), {})
     await refused(int, match="Agent class")  # type: ignore[arg-type]
@@ -269,6 +272,7 @@ async def test_rows_and_transactions(kind: str, tmp_path: Any, clock: object) ->
         assert await db.count() == 3
 
 
+@pytest.mark.rule("F-396")
 async def test_a_transaction_over_an_await_is_rolled_back(clock: object) -> None:
     async with open_test_kernel(roots=[Db]) as test:
         db = await db_of(test)
@@ -291,6 +295,7 @@ async def test_a_transaction_over_an_await_is_rolled_back(clock: object) -> None
         assert values == ["other"], "a statement of another task does not join it"
 
 
+@pytest.mark.rule("F-397")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -309,7 +314,7 @@ async def test_refused_sql_is_named(sql: str, clock: object) -> None:
         assert await db.count() == 0
 
 
-@pytest.mark.rule("I-23")
+@pytest.mark.rule("I-23", "F-391")
 async def test_one_agent_sees_its_own_file_only(clock: object) -> None:
     async with open_test_kernel(roots=[Db]) as test:
         await db_of(test)

@@ -226,6 +226,7 @@ async def test_a_cancelled_caller_gives_the_hold_back(clock: object) -> None:
         assert left(test)[1] == []
 
 
+@pytest.mark.rule("F-051")
 async def test_an_aborted_fiber_is_recovered(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

@@ -444,7 +444,7 @@ async def test_a_due_call_wakes_a_sleeping_facet(clock: object) -> None:
         assert fired() == ["k:x"]
 
 
-@pytest.mark.rule("I-34")
+@pytest.mark.rule("I-34", "F-067")
 async def test_a_job_does_not_make_what_is_deleted(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -520,7 +520,7 @@ async def test_what_comes_due_while_stopping_is_kept(
         assert fired() == ["x"]
 
 
-@pytest.mark.rule("HB-02", "F-324")
+@pytest.mark.rule("HB-02", "F-324", "F-086")
 async def test_destroy_from_a_callback_leaves_no_zombie(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)

@@ -194,6 +194,7 @@ async def test_closing_while_a_root_falls_asleep(clock: object) -> None:
     assert STARTS == ["a"]
 
 
+@pytest.mark.rule("F-081")
 async def test_a_destroyed_root_starts_empty_and_nothing_of_it_is_left(
     clock: object,
 ) -> None:
@@ -214,7 +215,7 @@ async def test_a_destroyed_root_starts_empty_and_nothing_of_it_is_left(
         assert await root.kids() == []
 
 
-@pytest.mark.rule("HB-02")
+@pytest.mark.rule("HB-02", "F-082")
 @pytest.mark.parametrize("steps", range(12))
 async def test_a_crash_anywhere_in_a_destroy_leaves_all_or_nothing(
     steps: int, clock: object

@@ -353,6 +353,7 @@ async def test_refused_by_capacity_leaves_no_row(clock: object) -> None:
         assert await root.run("Child", [["say", "x"]], "more") == ["completed", None]
 
 
+@pytest.mark.rule("F-380")
 async def test_refused_by_depth_leaves_no_row(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

@@ -340,6 +340,7 @@ async def test_a_client_that_is_gone_is_forgotten_and_told_of(clock: object) -> 
         assert agent_at(test).sockets.get("c") is None
 
 
+@pytest.mark.rule("F-065")
 async def test_deleting_a_facet_closes_its_clients(clock: object) -> None:
     async with opened() as test:
         await test.kernel.get_agent(Top, "a")

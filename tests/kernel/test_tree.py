@@ -210,7 +210,7 @@ async def top(test: Harness) -> Top:
 # ---- starting
 
 
-@pytest.mark.rule("I-28", "F-242", "F-472")
+@pytest.mark.rule("I-28", "F-242", "F-472", "F-010")
 async def test_fifty_gets_are_one_start(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -220,7 +220,7 @@ async def test_fifty_gets_are_one_start(clock: object) -> None:
         assert STARTS == ["a", "s"]
 
 
-@pytest.mark.rule("B-16")
+@pytest.mark.rule("B-16", "F-036")
 async def test_lookup_makes_nothing(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -231,7 +231,7 @@ async def test_lookup_makes_nothing(clock: object) -> None:
         assert await root.look("k")
 
 
-@pytest.mark.rule("I-28", "F-243")
+@pytest.mark.rule("I-28", "F-243", "F-006", "F-028")
 async def test_a_failed_start_is_shared_and_not_cached(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -350,6 +350,7 @@ async def test_two_starts_that_wait_for_each_other_are_refused(clock: object) ->
         assert any("would wait for itself" in str(e.__cause__) for e in errors)
 
 
+@pytest.mark.rule("F-380")
 async def test_depth_is_checked_before_anything_is_made(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -358,7 +359,7 @@ async def test_depth_is_checked_before_anything_is_made(clock: object) -> None:
         assert tree.db.execute("SELECT count(*) FROM node") == [(4,)]
 
 
-@pytest.mark.rule("F-37")
+@pytest.mark.rule("F-37", "F-012", "F-389")
 @pytest.mark.parametrize("name", ["", "x\0y", ".", "..", "n" * 257])
 async def test_bad_names_are_refused_and_make_nothing(name: str, clock: object) -> None:
     async with opened() as test:
@@ -370,7 +371,7 @@ async def test_bad_names_are_refused_and_make_nothing(name: str, clock: object) 
 @pytest.mark.parametrize(
     "name", ["x'; DROP TABLE node;--", 'a" OR "1"="1', "%", "_", "$.a", "${x}", "🜁"]
 )
-@pytest.mark.rule("HB-39", "F-39")
+@pytest.mark.rule("HB-39", "F-39", "F-382")
 async def test_odd_names_are_only_names(name: str, clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -387,6 +388,7 @@ async def test_odd_names_are_only_names(name: str, clock: object) -> None:
 # ---- aborting
 
 
+@pytest.mark.rule("F-044")
 async def test_the_order_of_an_abort_is_planned(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -402,6 +404,7 @@ async def test_the_order_of_an_abort_is_planned(clock: object) -> None:
         assert order[-1] == "Top/a/Plain/m"
 
 
+@pytest.mark.rule("F-027", "F-043")
 async def test_calls_end_with_the_reason_and_later_ones_too(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -433,7 +436,7 @@ async def test_what_a_dying_call_raises_does_not_hide_the_abort(clock: object) -
             await root.kill("Plain", "k", "stop")
 
 
-@pytest.mark.rule("I-24", "F-478")
+@pytest.mark.rule("I-24", "F-478", "F-042")
 async def test_a_fenced_node_cannot_write_in_finally(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -577,7 +580,7 @@ async def test_aborting_what_does_not_exist_or_sleeps_is_no_error(
 # ---- what breaks by itself
 
 
-@pytest.mark.rule("I-29", "F-21", "F-477")
+@pytest.mark.rule("I-29", "F-21", "F-477", "F-049")
 async def test_a_failure_in_the_background_breaks_that_facet_only(
     clock: object,
 ) -> None:
@@ -663,7 +666,7 @@ async def test_what_waits_in_memory_is_not_evicted(clock: object) -> None:
             assert test.find([("Top", "a"), ("Plain", "k")]) is not None
 
 
-@pytest.mark.rule("I-25")
+@pytest.mark.rule("I-25", "F-054", "F-068")
 async def test_a_deleted_facet_is_gone_for_good(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -686,7 +689,7 @@ async def test_a_deleted_facet_is_gone_for_good(clock: object) -> None:
         assert tree.db.execute("SELECT count(*) FROM job") == [(0,)]
 
 
-@pytest.mark.rule("I-26")
+@pytest.mark.rule("I-26", "F-055")
 async def test_deleting_twice_or_nothing_is_no_error(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -696,6 +699,7 @@ async def test_deleting_twice_or_nothing_is_no_error(clock: object) -> None:
         await root.drop("Plain", "k")
 
 
+@pytest.mark.rule("F-074")
 async def test_a_facet_may_destroy_itself(clock: object) -> None:
     async with opened() as test:
         root = await top(test)
@@ -705,7 +709,7 @@ async def test_a_facet_may_destroy_itself(clock: object) -> None:
         assert await root.use("Plain", "k", "kept", []) == []
 
 
-@pytest.mark.rule("I-21", "I-25", "I-26", "B-16")
+@pytest.mark.rule("I-21", "I-25", "I-26", "B-16", "F-073")
 @pytest.mark.parametrize("commits", range(4))
 async def test_a_crash_only_delays_a_wipe(commits: int, clock: object) -> None:
     async with opened() as test:

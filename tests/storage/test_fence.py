@@ -84,7 +84,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("F-251", "F-30")
+@pytest.mark.rule("F-251", "F-30", "F-394", "F-395")
 @pytest.mark.parametrize("sql", [s for s in REFUSED if s])
 def test_a_statement_is_refused(agent: AgentDb, sql: str) -> None:
     existed = agent.exists
@@ -116,7 +116,7 @@ NEEDS_MINE = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("F-30")
+@pytest.mark.rule("F-30", "F-395")
 @pytest.mark.parametrize("sql", NEEDS_MINE)
 def test_a_detour_is_refused(agent: AgentDb, sql: str) -> None:
     run(agent, "CREATE TABLE IF NOT EXISTS mine (id INTEGER PRIMARY KEY, a)")
@@ -283,7 +283,7 @@ def test_a_value_that_sqlite_has_no_word_for_is_refused(
         agent.user("SELECT ?", (value,), 1)  # type: ignore[arg-type] # what users do
 
 
-@pytest.mark.rule("I-23")
+@pytest.mark.rule("I-23", "F-395")
 def test_a_user_cannot_see_another_agent(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     tree = store.open_tree(KEY, level="power")

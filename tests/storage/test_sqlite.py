@@ -93,6 +93,7 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
 # --- names
 
 
+@pytest.mark.rule("F-388")
 def test_no_name_becomes_a_path(tmp_path: Path) -> None:
     store = opened(str(tmp_path))
     for name in ("..", "a/b", "\ud800", "x" * 256, "ä", ""):
