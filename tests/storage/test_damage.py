@@ -292,6 +292,7 @@ def test_what_a_file_already_holds_was_not_torn(tmp_path: Path) -> None:
         read(lives.path)
 
 
+@pytest.mark.rule("F-08")
 def test_a_tree_never_begins_anew_over_what_it_held(tmp_path: Path) -> None:
     """The log holds one record, that of the last open, and all else is in the files."""
     lives = Lives(tmp_path)

@@ -80,13 +80,14 @@ class Files:
         os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or folder inside one folder, durably."""
+        """Move a folder, durably."""
         self.see("rename", old)
         os.rename(old, new)
         self.sync_folder(os.path.dirname(new))
+        self.sync_folder(os.path.dirname(old))
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all that is in it, if it exists."""
+        """Remove a folder and all that is in it, if it exists; what it can of it."""
         self.see("remove-tree", path)
         shutil.rmtree(path, ignore_errors=True)
 

@@ -4,6 +4,7 @@ DIR/lock                      an OS lock for as long as the store is open
 DIR/roots.db                  the host index
 DIR/templates/<digest>.db     what new files are born from
 DIR/roots/ab/cd/<hash>/       one tree: tree.db, <slot>.db, log segments
+DIR/dropped/<hash>/           a tree that is being removed; the next open finishes it
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .hostindex import HostIndex, open_index
 from .template import Templates
 from .treefile import OpenFiles, SqliteTree
 
-_DROPPED: Final = ".dropped"  # a folder that is being removed
+_DROPPED: Final = ".dropped"  # former versions: a folder that is being removed
 _ROOT: Final = (
     "SELECT class, name FROM main.node WHERE parent IS NULL AND state = 'live'"
 )
@@ -85,6 +86,7 @@ class SqliteStore:
             self._lock = self._files.lock(f"{self.directory}/lock")
             self._templates = Templates(self._files, f"{self.directory}/templates")
             self._templates.keep()
+            self._files.remove_tree(f"{self.directory}/dropped")
             self._empty = EmptyDatabase(self._limits)
             self._index = self._open_index()
         except BaseException as error:
@@ -153,11 +155,14 @@ class SqliteStore:
         self._reserve(key)
         try:
             path = folder_of(self.directory, key)
-            self._files.remove_tree(path + _DROPPED)
+            graves = f"{self.directory}/dropped"
+            grave = f"{graves}/{os.path.basename(path)}"
+            self._files.remove_tree(grave)
             if os.path.isdir(path):
-                self._files.rename(path, path + _DROPPED)
+                self._files.make_folders(graves, sync=True)
+                self._files.rename(path, grave)
             self._index.drop(key)
-            self._files.remove_tree(path + _DROPPED)
+            self._files.remove_tree(grave)
         except CAUGHT as error:
             raise storage_error(error) from error
         finally:
