@@ -4,6 +4,8 @@
 //   Supervisor  state {"n": 0} at first; @rpc `ping(text)` gives the text back; `count(n)`
 //               streams 0 … n-1, then its final value n; `research(k)` runs k agent tools of
 //               class Worker and returns the list of their statuses.
+//   Note        a facet of it; state {"n": 0} at first; @rpc `where()` gives the names of its path.
+//               Facets are also reached by a route of the service's own: /desk/{name}/sub/….
 //   Worker      streams a text of at least 5 deltas, at least 20 ms apart.
 //   ChatBot     answers every message with REPLY, a word a delta, at least 20 ms apart.
 import assert from "node:assert/strict";
@@ -108,6 +110,36 @@ test("AgentClient comes back after a lost connection under the same name", optio
 
   assert.equal(client.name, name);
   assert.equal(await client.call("ping", ["back"]), "back");
+});
+
+test("AgentClient and useAgent reach a facet by a route of the service's own", options, async (t) => {
+  const name = fresh("desk");
+  const one = openClient(t, name, { basePath: `desk/${name}/sub/note/a%2Fb` });
+  await one.ready;
+
+  assert.equal(one.name, "a/b");
+  assert.equal(one.agent, "note");
+  assert.deepEqual(await one.call("where", []), [name, "a/b"]);
+
+  const chain = [{ agent: "Note", name: "a/b" }, { agent: "Note", name: "below" }];
+  const base = { agent: "Supervisor", name, host, basePath: `desk/${name}` };
+  const two = mount(() => useAgent({ ...base, sub: chain.slice(0, 1), path: "leaf" }));
+  t.after(two.unmount);
+  await two.until("ready", (agent) => agent.identified);
+  one.setState({ n: 7 });
+  await two.until("the other's state", (agent) => agent.state?.n === 7);
+  const three = mount(() => useAgent({ ...base, sub: chain }));
+  t.after(three.unmount);
+  await three.until("ready", (agent) => agent.identified);
+  assert.deepEqual(await three.now().call("where", []), [name, "a/b", "below"]);
+});
+
+test("AgentClient stops for good at a route of the service's own as well", options, async (t) => {
+  const name = fresh("nodesk");
+  const client = openClient(t, name, { basePath: `desk/${name}/sub/worker/guessed` });
+  const code = await new Promise((resolve) => client.addEventListener("close", (event) => resolve(event.code)));
+
+  assert.equal(code, 4404);
 });
 
 test("AgentClient stops for good where there is no such agent", options, async (t) => {

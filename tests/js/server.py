@@ -17,10 +17,11 @@ from typing import Any
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
+from quart import websocket
 
 from culet.adapters import AIChatAgent
 from culet.kernel import Agent, Final, Turn, open_kernel, rpc
-from culet.web import create_app, serve
+from culet.web import create_app, route_sub_agent_socket, serve
 from culet.web.demo.agents import demo_classes
 from culet.web.demo.corpus import corpora
 from culet.web.demo.pages import add_pages
@@ -56,6 +57,14 @@ class Worker(Agent):
         yield {"type": "text-end", "id": "t"}
 
 
+class Note(Agent):
+    initial_state = {"n": 0}
+
+    @rpc
+    async def where(self) -> list[str]:
+        return [step.name for step in self.self_path]
+
+
 class Supervisor(Agent):
     initial_state = {"n": 0}
 
@@ -87,7 +96,7 @@ class Supervisor(Agent):
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
     roots: list[type[Agent]] = [Supervisor, ChatBot]
-    facets: list[type[Agent]] = [Worker]
+    facets: list[type[Agent]] = [Worker, Note]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)
@@ -100,6 +109,12 @@ async def main(docs: str | None, data: str | None, plain: bool) -> None:
         ):
             app = create_app(kernel, origins="*")
             add_pages(app)
+
+            @app.websocket("/desk/<name>/<path:rest>")
+            async def desk(name: str, rest: str) -> None:
+                parent = await kernel.get_agent(Supervisor, name)
+                await route_sub_agent_socket(websocket, parent)
+
             url = await nursery.start(listen_plain if plain else listen, app)
             sys.stdout.write(f"{url}\n")
             sys.stdout.flush()

@@ -24,8 +24,9 @@ from culet.kernel import (
     open_kernel,
     rpc,
 )
-from culet.kernel.errors import UsageError
+from culet.kernel.errors import ConnectionLost, UsageError
 from culet.web import (
+    RemoteAgent,
     build_agent_path,
     build_agent_url,
     connect,
@@ -249,7 +250,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.rule("F-140", "F-168", "F-169", "F-173", "F-180")
+@pytest.mark.rule("F-130", "F-140", "F-168", "F-169", "F-171", "F-173", "F-180")
 @pytest.mark.parametrize(("path", "status"), REFUSED)
 async def test_what_cannot_be_named_is_refused_and_asks_nobody(
     path: str, status: int
@@ -666,6 +667,36 @@ async def test_our_client_comes_by_a_route_of_ones_own(transport: str) -> None:
             await clerk.set_state({"n": 7})
 
     assert (clerk.name, who) == ("c", ["alice", "c"])
+
+
+async def asked_again(agent: RemoteAgent) -> Any:
+    """Call over a connection that is just being lost: what was under way fails."""
+    with trio.fail_after(10):
+        while True:
+            with suppress(ConnectionLost):
+                return await agent.call("whoami")
+
+
+@pytest.mark.rule("F-176", "F-177")
+async def test_chains_of_clients_stand_behind_their_base_and_stay_apart() -> None:
+    """The same leaf name below two parents, and what comes back is the same agent."""
+    async with service() as server:
+        base = f"{server.url.replace('http', 'ws')}/ws/u/alice"
+        for name in ("a", "b"):
+            await server.http("GET", f"/api/u/alice/sub/clerk/{name}")
+        chains = [[("Clerk", name), ("Clerk", "leaf")] for name in ("a", "b")]
+        async with (
+            connect(base, sub=chains[0], query={"x": "1"}) as one,
+            connect(base, sub=chains[1]) as two,
+        ):
+            paths = [await one.call("whoami"), await two.call("whoami")]
+            (tree,) = server.kernel.trees.values()
+            tree.sockets.cut_all(1012, "come back")
+            again = [await asked_again(one), await asked_again(two)]
+
+    assert paths == again == [["alice", "a", "leaf"], ["alice", "b", "leaf"]]
+    urls = [url for _at, _to, url, _who in asked if "leaf" in url]
+    assert "/sub/clerk/a/sub/clerk/leaf?_pk=" in urls[0] and urls[0].endswith("x=1")
 
 
 async def test_a_socket_that_was_accepted_cannot_be_left_to_an_agent() -> None:
