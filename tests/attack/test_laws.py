@@ -97,7 +97,7 @@ async def test_no_reply_frame_or_body_leaves_before_its_record(tmp_path: Path) -
 # ---- 10: slow readers
 
 
-@pytest.mark.rule("I-20", "F-31")
+@pytest.mark.rule("I-20", "F-31", "T-083")
 async def test_a_client_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
     limits = Limits(outbox_bytes=256 << 10, slow_client_s=0.5, idle_s=20.0)
     async with world(tmp_path, limits=limits) as w, w.connect() as fast:
@@ -134,7 +134,7 @@ class Stubborn(Agent):
                 left -= 1
 
 
-@pytest.mark.rule("HB-09", "I-07")
+@pytest.mark.rule("HB-09", "I-07", "T-036")
 async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
     tmp_path: Path,
 ) -> None:
@@ -216,7 +216,7 @@ def _event(frame: Any) -> Any:
 # ---- 9: starts never wait for children
 
 
-@pytest.mark.rule("HB-07")
+@pytest.mark.rule("HB-07", "T-052")
 async def test_a_hundred_hung_starts_do_not_slow_their_parent(tmp_path: Path) -> None:
     async with world(tmp_path, start_s=60.0) as w, w.connect() as client:
         await client.hello()
@@ -504,7 +504,7 @@ async def test_five_thousand_chunks_to_twenty_clients_while_they_are_made(
     assert all(numbers == list(range(chunks + 2)) for numbers in seen)
 
 
-@pytest.mark.rule("I-16", "I-17")
+@pytest.mark.rule("I-16", "I-17", "T-235", "T-236")
 async def test_a_client_that_comes_fifty_times_folds_to_what_a_fresh_one_sees(
     tmp_path: Path,
 ) -> None:

@@ -26,6 +26,7 @@ def one_by_one(chunks: list[Any]) -> list[Any]:
     return parts
 
 
+@pytest.mark.rule("T-306")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_parts_are_those_of_the_clients_reducer(case: dict) -> None:
     expected = case["agents"]["parts"]
@@ -150,6 +151,7 @@ def test_a_tool_chunk_without_a_call_id_makes_no_part() -> None:
             assert fold([{"type": kind, "toolName": "f", **call}]) == []
 
 
+@pytest.mark.rule("T-308")
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [

@@ -134,7 +134,7 @@ def replay(frames: list[dict]) -> list[dict]:
     return [{**frame, "replay": True} for frame in frames]
 
 
-@pytest.mark.rule("I-16", "F-34")
+@pytest.mark.rule("I-16", "F-34", "T-289")
 @given(histories(), st.data())
 def test_live_and_replay_in_any_mix_equal_replay_only(
     frames: list[dict], data: st.DataObject
@@ -160,7 +160,7 @@ def test_a_frame_that_was_applied_changes_nothing_again(
     assert apply_agent_tool_event(state, replay([again])[0]) is state
 
 
-@pytest.mark.rule("I-18")
+@pytest.mark.rule("I-18", "T-298")
 @pytest.mark.parametrize("first", ENDS, ids=lambda end: end["kind"])
 @pytest.mark.parametrize("second", ENDS, ids=lambda end: end["kind"])
 def test_the_first_terminal_stays_and_a_second_is_counted(
@@ -172,7 +172,7 @@ def test_the_first_terminal_stays_and_a_second_is_counted(
     assert after.protocol_errors == (0 if first == second else 1)
 
 
-@pytest.mark.rule("I-16", "HB-27")
+@pytest.mark.rule("I-16", "HB-27", "T-290")
 def test_old_states_stay_what_they_were() -> None:
     one = reduce([start(), chunk(1, type="text-delta", delta="a")])
     before = copy.deepcopy(one.to_json())
@@ -185,6 +185,7 @@ def test_old_states_stay_what_they_were() -> None:
     assert apply_agent_tool_event(one, chunk(1, type="text-delta")) is one
 
 
+@pytest.mark.rule("T-285", "T-300", "T-304", "T-297")
 @pytest.mark.parametrize(
     "frame",
     [
@@ -274,6 +275,7 @@ def test_a_frame_with_an_id_of_its_own_is_known_by_it() -> None:
     assert state.runs_by_id["r"]["parts"][0]["text"] == "big"
 
 
+@pytest.mark.rule("T-291")
 def test_a_body_that_is_no_object_changes_no_part() -> None:
     for body in ("[1]", "nonsense", 7, None, "[" * 100_000):
         state = reduce([start(), event(1, "chunk", body=body)])
@@ -289,6 +291,7 @@ def test_the_seen_set_of_a_branch_is_its_own() -> None:
     assert reduce([chunk(2, type="text-delta", delta="R")], right) is right
 
 
+@pytest.mark.rule("T-301")
 def test_siblings_sort_by_order_then_by_code_points() -> None:
     state = reduce(
         [start("b", order=1), start("é"), start("z"), start("Z"), start("a")]
@@ -297,6 +300,7 @@ def test_siblings_sort_by_order_then_by_code_points() -> None:
     assert [run["runId"] for run in runs] == ["Z", "a", "z", "é", "b"]
 
 
+@pytest.mark.rule("T-302")
 def test_runs_without_a_tool_call_are_unbound() -> None:
     state = reduce([start("b", None), start("a", None)])
     assert [run["runId"] for run in state.unbound_runs] == ["a", "b"]

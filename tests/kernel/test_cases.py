@@ -196,7 +196,7 @@ async def test_a_finished_fiber_is_not_recovered_though_the_disk_was_full(
 # ---- what was said is not said again
 
 
-@pytest.mark.rule("HB-15", "I-14")
+@pytest.mark.rule("HB-15", "I-14", "T-102a")
 @pytest.mark.parametrize("commits", range(16))
 async def test_what_a_turn_has_said_is_not_said_again(
     commits: int, clock: object

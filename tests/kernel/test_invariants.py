@@ -112,7 +112,7 @@ async def again(test: Harness) -> Any:
 # ---- runs
 
 
-@pytest.mark.rule("I-01", "I-12")
+@pytest.mark.rule("I-01", "I-12", "T-001", "T-061a")
 async def test_the_row_of_a_run_is_durable_before_its_facet_is_opened(
     clock: object,
 ) -> None:
@@ -139,7 +139,7 @@ async def test_the_row_of_a_run_is_durable_before_its_facet_is_opened(
         assert [i for _stream, i in found] == list(range(len(found)))
 
 
-@pytest.mark.rule("I-04", "F-13")
+@pytest.mark.rule("I-04", "F-13", "T-034")
 async def test_nothing_ends_before_it_began_though_the_clock_goes_back(
     clock: object,
 ) -> None:
@@ -187,7 +187,7 @@ async def test_the_input_of_a_run_stays_with_its_facet(
         )
 
 
-@pytest.mark.rule("I-41", "F-21")
+@pytest.mark.rule("I-41", "F-21", "T-009", "T-100", "T-278", "T-280")
 @pytest.mark.parametrize("hook", ["fine", "raises", "hangs"])
 async def test_a_hook_hears_what_is_so_and_changes_nothing(
     hook: str, clock: object, monkeypatch: pytest.MonkeyPatch

@@ -244,7 +244,7 @@ def statuses(test: Harness) -> dict[str, str]:
 # ---- in the ordinary way
 
 
-@pytest.mark.rule("I-14", "I-18")
+@pytest.mark.rule("I-14", "I-18", "T-080")
 async def test_a_run_has_one_row_one_sequence_one_end(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -263,7 +263,7 @@ async def test_a_run_has_one_row_one_sequence_one_end(clock: object) -> None:
         assert jobs(test) == []
 
 
-@pytest.mark.rule("I-05", "I-06", "B-06")
+@pytest.mark.rule("I-05", "I-06", "B-06", "T-014", "T-015", "T-118")
 async def test_a_known_id_never_starts_a_second_turn(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -304,7 +304,7 @@ async def test_what_cannot_be_run_as_a_tool_is_refused(clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM run") == [(0,)]
 
 
-@pytest.mark.rule("F-21", "F-22", "F-27")
+@pytest.mark.rule("F-21", "F-22", "F-27", "T-026")
 @pytest.mark.parametrize(
     ("what", "reason"),
     [("no type", "failed"), ("not json", "failed"), ("huge", "failed"),
@@ -323,7 +323,7 @@ async def test_what_a_turn_does_wrong_ends_it_in_error(
         assert await root.run("Child", [["say", "x"]], "s") == ["completed", None]
 
 
-@pytest.mark.rule("HB-29")
+@pytest.mark.rule("HB-29", "T-054")
 async def test_a_failed_run_keeps_what_it_has_said(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -339,7 +339,7 @@ async def test_a_failed_run_keeps_what_it_has_said(clock: object) -> None:
         assert kinds == ["started", "chunk", "aborted"]
 
 
-@pytest.mark.rule("I-10", "B-07")
+@pytest.mark.rule("I-10", "B-07", "T-004", "T-119", "T-255", "T-259")
 async def test_refused_by_capacity_leaves_no_row(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -353,7 +353,7 @@ async def test_refused_by_capacity_leaves_no_row(clock: object) -> None:
         assert await root.run("Child", [["say", "x"]], "more") == ["completed", None]
 
 
-@pytest.mark.rule("F-380")
+@pytest.mark.rule("F-380", "T-263")
 async def test_refused_by_depth_leaves_no_row(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -367,7 +367,7 @@ async def test_refused_by_depth_leaves_no_row(clock: object) -> None:
 # ---- watching is not doing
 
 
-@pytest.mark.rule("I-07", "F-482")
+@pytest.mark.rule("I-07", "F-482", "T-046", "T-061")
 async def test_a_cancelled_waiter_changes_nothing(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -417,7 +417,7 @@ async def test_a_detached_run_goes_on_and_is_delivered_once(clock: object) -> No
 # ---- cancel
 
 
-@pytest.mark.rule("I-07")
+@pytest.mark.rule("I-07", "T-051")
 async def test_cancel_ends_it_with_everything_below(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -455,7 +455,7 @@ async def test_cancel_does_not_wake_what_it_stopped(clock: object) -> None:
         ]
 
 
-@pytest.mark.rule("I-07")
+@pytest.mark.rule("I-07", "T-041")
 async def test_a_token_used_before_makes_no_child_and_no_call(clock: object) -> None:
     async with opened() as test:
         _root, me = await opened_top(test)
@@ -474,6 +474,7 @@ async def test_a_token_used_before_makes_no_child_and_no_call(clock: object) -> 
         assert HOOKS == [("a", "r", "aborted")]
 
 
+@pytest.mark.rule("T-042", "T-059")
 @pytest.mark.parametrize("detached", [False, True])
 async def test_a_token_used_later_cancels(detached: bool, clock: object) -> None:
     async with opened() as test:
@@ -493,7 +494,7 @@ async def test_a_token_used_later_cancels(detached: bool, clock: object) -> None
         assert (run.status, run.reason) == ("aborted", "now")
 
 
-@pytest.mark.rule("HB-09")
+@pytest.mark.rule("HB-09", "T-048")
 @pytest.mark.parametrize("offset", [0, 0.01, 0.049, 0.05, 0.051, 0.1])
 async def test_a_turn_that_swallows_cancellation_is_aborted_all_the_same(
     offset: float, clock: object
@@ -515,7 +516,7 @@ async def test_a_turn_that_swallows_cancellation_is_aborted_all_the_same(
 # ---- crashes
 
 
-@pytest.mark.rule("I-14", "G-08", "B-02")
+@pytest.mark.rule("I-14", "G-08", "B-02", "T-115", "T-148", "T-155a")
 async def test_a_resumable_turn_goes_on_where_it_was(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -537,7 +538,7 @@ async def test_a_resumable_turn_goes_on_where_it_was(clock: object) -> None:
         assert HOOKS == [("a", "r", "completed")]
 
 
-@pytest.mark.rule("HB-05", "I-05")
+@pytest.mark.rule("HB-05", "I-05", "T-104")
 async def test_asked_again_after_a_restart_it_is_joined(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -620,7 +621,7 @@ async def test_a_start_that_fails_once_is_not_a_begun_turn(clock: object) -> Non
         assert TURNS == {"r": 1}
 
 
-@pytest.mark.rule("HB-07", "B-07")
+@pytest.mark.rule("HB-07", "B-07", "T-008")
 async def test_starts_that_always_fail_end_the_run_after_three(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -630,7 +631,7 @@ async def test_starts_that_always_fail_end_the_run_after_three(clock: object) ->
         assert jobs(test) in ([], [("hook", "r", 1, 0, 1)])
 
 
-@pytest.mark.rule("HB-07", "I-09")
+@pytest.mark.rule("HB-07", "I-09", "T-123", "T-128")
 async def test_one_hung_child_does_not_stop_its_parent(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -683,7 +684,7 @@ async def test_restarts_with_progress_do_not_kill_a_run(clock: object) -> None:
         assert me.runs.get("r").status == "completed"
 
 
-@pytest.mark.rule("kernel-mini-9")
+@pytest.mark.rule("kernel-mini-9", "T-161", "T-264")
 async def test_progress_of_a_nested_run_counts_for_its_askers(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -733,7 +734,7 @@ async def test_planned_stops_do_not_count(clock: object) -> None:
         assert me.runs.get("r").status == "completed"
 
 
-@pytest.mark.rule("I-13", "I-18", "B-01")
+@pytest.mark.rule("I-13", "I-18", "B-01", "T-134", "T-135", "T-140")
 @pytest.mark.parametrize("commits", range(14))
 async def test_a_crash_after_any_commit_ends_truthfully(
     commits: int, clock: object
@@ -763,7 +764,7 @@ async def test_a_crash_after_any_commit_ends_truthfully(
         assert jobs(test) == []
 
 
-@pytest.mark.rule("I-06")
+@pytest.mark.rule("I-06", "T-031", "T-103")
 async def test_an_ended_run_stays_as_it_was_told(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -776,6 +777,7 @@ async def test_an_ended_run_stays_as_it_was_told(clock: object) -> None:
         assert TURNS == {"r": 1}
 
 
+@pytest.mark.rule("T-138")
 async def test_a_class_that_is_gone_ends_the_run(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -879,6 +881,7 @@ async def test_deleting_the_asker_tells_who_waits(clock: object) -> None:
         assert jobs(test) == []
 
 
+@pytest.mark.rule("T-266")
 async def test_clear_forgets_runs_with_their_facets(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -898,6 +901,7 @@ async def test_clear_forgets_runs_with_their_facets(clock: object) -> None:
         assert tree.store.slots() == set()
 
 
+@pytest.mark.rule("T-267")
 async def test_a_run_is_cleared_with_its_facet_or_not_at_all(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)

@@ -354,7 +354,7 @@ async def test_deleting_a_facet_closes_its_clients(clock: object) -> None:
 # ---- runs
 
 
-@pytest.mark.rule("I-17")
+@pytest.mark.rule("I-17", "T-065", "T-066", "T-226", "T-229", "T-230", "T-235")
 @pytest.mark.parametrize("after", [0, 1.5, 3.5, 99])
 async def test_whenever_a_client_comes_it_sees_the_same(
     after: float, clock: object
@@ -478,7 +478,7 @@ async def status(test: Any, *hops: tuple[str, str], **options: Any) -> int:
     return found.status if isinstance(found, Response) else 200
 
 
-@pytest.mark.rule("I-22", "F-44")
+@pytest.mark.rule("I-22", "F-44", "T-240")
 async def test_gates_and_what_they_answer(clock: object) -> None:
     async with opened() as test:
         top = ("Top", "a")
@@ -498,7 +498,7 @@ async def test_gates_and_what_they_answer(clock: object) -> None:
         assert names == ["new"], "what was refused was not made"
 
 
-@pytest.mark.rule("I-22", "F-42", "B-13")
+@pytest.mark.rule("I-22", "F-42", "B-13", "T-241")
 async def test_a_guessed_run_id_is_404_and_makes_nothing(clock: object) -> None:
     async with opened() as test:
         root = await test.kernel.get_agent(Top, "a")

@@ -391,7 +391,7 @@ def test_errors_of_the_kernel_are_typed_and_keep_their_cause(tree: TreeStore) ->
         tree.tree.execute("SELECT ?", (1 << 70,))
 
 
-@pytest.mark.rule("I-02")
+@pytest.mark.rule("I-02", "T-028")
 def test_a_terminal_status_is_for_good(tree: TreeStore) -> None:
     tree.tree.execute(
         "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, "
