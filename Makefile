@@ -10,7 +10,7 @@ MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
-.PHONY: demo test lint types unit proof long long-kills js bench bench-peer coverage mutants fuzz clean
+.PHONY: demo test lint types unit proof long long-proof long-kills js bench bench-peer coverage mutants fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
