@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import trio
 
+from culet.kernel import AgentToolRun, Detached
 from culet.kernel.errors import ChildDidNotStop, FacetAborted, FacetBroken
 from culet.kernel.node import State
+from culet.kernel.testing import ScriptedChild
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import NOTES, Facet, Top, children, count, get, opened
 
@@ -26,8 +28,7 @@ class Works(Facet):
     async def owe(self) -> None:
         await self.schedule(100, "reminded", "later")
         self.queue.put("reminded", "queued")
-        self.spawn(self.run_fiber, "f", trio.sleep_forever)
-        await trio.lowlevel.checkpoint()
+        await self.fibers.start("f", trio.sleep_forever)
 
     async def hold(self) -> None:
         async with self.keep_alive():
@@ -206,6 +207,35 @@ async def test_a_keep_alive_dies_with_the_life_that_held_it(
             await test.advance(60)
         await test.advance(10)
         assert test.kernel.metrics()["trees"] == 0
+
+
+class Waits(Facet):
+    """Has asked a run that it does not wait for."""
+
+    memory = ""
+
+    async def ask(self) -> None:
+        self.memory = "of the old life"
+        await self.run_agent_tool(
+            ScriptedChild, [["sleep", 10], ["say", "done"]], run_id="r",
+            detached=Detached(on_finish="finished"),
+        )  # fmt: skip
+
+    async def finished(self, run: AgentToolRun) -> None:
+        NOTES.append(f"{run.status} {self.memory!r}")
+
+
+@pytest.mark.rule("F-053")
+async def test_what_ends_later_is_told_to_the_new_life(clock: object) -> None:
+    """The reference says it of workflows, which are not there yet. It holds for what is:
+    a detached run goes on without its asker, and its end wakes who was aborted."""
+    async with opened(Waits, ScriptedChild) as test:
+        await (await get(test, (Waits, "w"))).ask()
+        await settle()
+        await (await children(test)).abort(Waits, "w")
+        await test.advance(30)
+        assert NOTES.count("start w") == 2
+        assert NOTES[-1] == "completed ''"
 
 
 @pytest.mark.rule("F-052", "F-043")

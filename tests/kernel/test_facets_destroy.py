@@ -33,6 +33,10 @@ class Ends(Facet):
         await self.schedule(seconds, "due")
         await self.schedule_every(seconds / 2, "reminded", "tick")
 
+    async def answer_then_end(self) -> str:
+        await self.schedule(1, "due")
+        return "bye"
+
     async def due(self, payload: Any, schedule: Any) -> None:
         NOTES.append("due")
         await self.destroy()
@@ -153,6 +157,36 @@ async def test_a_callback_may_end_its_agent(clock: object) -> None:
         assert NOTES.count("due") == 1
         assert NOTES.count("start k") == 1, "nothing brought it back"
         assert (count(test, "node"), count(test, "job")) == (1, 0)
+
+
+@pytest.mark.rule("F-084", "F-085")
+@pytest.mark.parametrize("path", [[], [(Ends, "k")], [(Ends, "k"), (Ends, "b")]])
+async def test_an_agent_may_answer_first_and_end_afterwards(
+    path: Any, clock: object
+) -> None:
+    """The reference has an internal call for it: a marker and an alarm. With ours a
+    schedule of one's own does it, for a root as for a facet, over a crash as well."""
+    async with open_test_kernel(roots=[Ends], facets=[Ends]) as test:
+        NOTES.clear()
+        stub: Any = await test.kernel.get_agent(Ends, "a")
+        for cls, name in path:
+            stub = await test.kernel.get_sub_agent(stub, cls, name)
+        await stub.keep("x")
+        assert await stub.answer_then_end() == "bye"
+        await test.crash()
+        await test.reopen()
+        await test.advance(5)
+        assert NOTES.count("due") == 1
+        if path:
+            stub = await test.kernel.get_agent(Ends, "a")
+            for cls, name in path:
+                stub = await test.kernel.get_sub_agent(stub, cls, name)
+        else:
+            assert test.kernel.store.roots() == []
+            stub = await test.kernel.get_agent(Ends, "a")
+        assert await stub.kept() == []
+        await test.advance(60)
+        assert NOTES.count("due") == 1
 
 
 # ---- a root
