@@ -62,6 +62,23 @@ def look(directory: str, *, as_found: bool = False) -> Report:
     Blocks. Raises `FileNotFoundError` if it is no store, `BlockingIOError` while a
     kernel has it open.
     """
+    with held(directory) as directory:
+        index = _read_index(directory)
+        return Report(
+            directory=directory,
+            trees=[
+                _look_at_tree(path, f"{directory}/templates", index, as_found)
+                for path in trees_in(directory)
+            ],
+        )
+
+
+@contextmanager
+def held(directory: str) -> Iterator[str]:
+    """Keep kernels out of a folder; gives its absolute path.
+
+    Raises `FileNotFoundError` if it is no store, `BlockingIOError` while a kernel has it.
+    """
     directory = os.path.abspath(directory)
     if not os.path.isdir(f"{directory}/roots") and not os.path.exists(
         f"{directory}/lock"
@@ -69,14 +86,7 @@ def look(directory: str, *, as_found: bool = False) -> Report:
         msg = f"{directory!r} is not a folder of Culet"
         raise FileNotFoundError(msg)
     with _locked(directory):
-        index = _read_index(directory)
-        return Report(
-            directory=directory,
-            trees=[
-                _look_at_tree(path, f"{directory}/templates", index, as_found)
-                for path in _trees(directory)
-            ],
-        )
+        yield directory
 
 
 @contextmanager
@@ -98,7 +108,7 @@ def _locked(directory: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _trees(directory: str) -> list[str]:
+def trees_in(directory: str) -> list[str]:
     """Return the folders of all trees but those that are being removed."""
     level = [f"{directory}/roots"]
     for _ in range(3):
@@ -203,15 +213,9 @@ class _Tree:
 
     def _look_at_nothing(self) -> None:
         """Before the first record no file holds more than its template."""
-        births = [Path(entry.path).read_bytes() for entry in _entries(self.templates)]
-        grown = [
-            entry.name
-            for entry in _entries(self.path)
-            if entry.name.endswith(".db")
-            and not log.may_become(Path(entry.path).read_bytes(), births)
-        ]
-        if grown:
-            names = ", ".join(sorted(grown))
+        written = grown(self.path, self.templates)
+        if written:
+            names = ", ".join(sorted(written))
             self.problems.append(
                 f"The log holds no record, and yet something was written to {names}. "
                 "Restore the folder of this tree from a backup."
@@ -290,6 +294,17 @@ class _Tree:
             pages = log.changed_pages(self.path, name, self.place)
             if pages:
                 self.notes.append(f"{name}: recovery brings {pages} pages up to date.")
+
+
+def grown(path: str, templates: str) -> list[str]:
+    """Return the databases of a tree that hold more than they are born from."""
+    births = [Path(entry.path).read_bytes() for entry in _entries(templates)]
+    return [
+        entry.name
+        for entry in _entries(path)
+        if entry.name.endswith(".db")
+        and not log.may_become(Path(entry.path).read_bytes(), births)
+    ]
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:

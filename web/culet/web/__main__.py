@@ -16,7 +16,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
-from culet.storage import doctor
+from culet.storage import doctor, offline
 
 from .app import create_app
 from .demo.cli import add_demo
@@ -143,10 +143,29 @@ def _doctor(args: argparse.Namespace) -> int:
     return doctor.run(args, sys.stdout, sys.stderr)
 
 
+# ---- tree and runs
+
+
+def _add_tree(commands: Any) -> None:
+    text = "tell who is in a folder that nobody has open"
+    parser = commands.add_parser("tree", help=text)
+    offline.add_arguments(parser, runs=False)
+    parser.set_defaults(run=lambda args: offline.run_tree(args, sys.stdout, sys.stderr))
+
+
+def _add_runs(commands: Any) -> None:
+    text = "tell of the runs in a folder that nobody has open"
+    parser = commands.add_parser("runs", help=text)
+    offline.add_arguments(parser, runs=True)
+    parser.set_defaults(run=lambda args: offline.run_runs(args, sys.stdout, sys.stderr))
+
+
 # Each adds one command, whose `run` default takes the parsed arguments.
 COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     _add_serve,
     _add_doctor,
+    _add_tree,
+    _add_runs,
     add_demo,
     add_chat,
     add_watch,
