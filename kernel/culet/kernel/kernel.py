@@ -73,6 +73,7 @@ class Kernel:
         self._nursery: trio.Nursery | None = None
         self._opening: dict[TreeKey, trio.Event] = {}
         self._leaving: dict[TreeKey, trio.Event] = {}
+        self._doomed: dict[TreeKey, trio.Event] = {}  # until its folder is gone
         self._broken: dict[TreeKey, BaseException] = {}
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
@@ -135,7 +136,11 @@ class Kernel:
     async def close(self) -> None:
         """Stop everything in order, make it durable, let the tasks end."""
         self.closing = True
-        while waits := [*self._opening.values(), *self._leaving.values()]:
+        while waits := [
+            *self._opening.values(),
+            *self._leaving.values(),
+            *self._doomed.values(),
+        ]:
             await waits[0].wait()
         remnants: list[Node] = []
         assert self._nursery is not None
@@ -178,6 +183,10 @@ class Kernel:
             if self.closing:
                 msg = "the kernel is closing"
                 raise UsageError(msg)
+            waits = self._waits(key)
+            if waits is not None:
+                await waits.wait()
+                continue
             tree = self.trees.get(key)
             if tree is not None and not tree.closed:
                 return tree
@@ -185,10 +194,7 @@ class Kernel:
                 error = self._broken[key]
                 msg = f"{key.class_name}/{key.name} cannot be opened: {error}"
                 raise StorageError(msg) from error
-            waits = self._opening.get(key, self._leaving.get(key))
-            if waits is None:
-                break
-            await waits.wait()
+            break
         over = self._opening[key] = trio.Event()
         try:
             with trio.CancelScope(shield=True):
@@ -197,6 +203,16 @@ class Kernel:
         finally:
             del self._opening[key]
             over.set()
+
+    def _waits(self, key: TreeKey) -> trio.Event | None:
+        """Return what a root is busy with: whoever comes meanwhile meets the next life.
+
+        One that is being destroyed is still met while it stops: it says that it is gone.
+        """
+        tree = self.trees.get(key)
+        if key in self._doomed:
+            return self._doomed[key] if tree is None or tree.closed else None
+        return self._opening.get(key, self._leaving.get(key))
 
     async def _open(self, key: TreeKey, *, create: bool) -> Tree:
         kind = self.classes.of(key.class_name, among="roots")
@@ -276,20 +292,23 @@ class Kernel:
     async def destroy_root(self, tree: Tree) -> None:
         """Delete a root with all below it: its folder goes, its name is free again."""
         key = tree.key
+        if key in self._doomed:
+            await self._doomed[key].wait()
+            return
         with tree.transaction():
             tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
             tree.db.execute("DELETE FROM job")
-        tree.jobs.stopped = True
-        tree.sockets.close_tree(4410, "deleted")
-        tree.stops.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
-        await tree.durable()
-        await self._leave(tree, final=True)
-        over = self._leaving[key] = trio.Event()
+        over = self._doomed[key] = trio.Event()
         try:
+            tree.jobs.stopped = True
+            tree.sockets.close_tree(4410, "deleted")
+            tree.stops.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
+            await tree.durable()
+            await self._leave(tree, final=True)
             await self._off_loop(lambda: self.store.drop_tree(key))
         finally:
             self._sleeping.pop(key, None)
-            del self._leaving[key]
+            del self._doomed[key]
             over.set()
 
     def restart_tree(self, tree: Tree, error: BaseException) -> None:
@@ -334,6 +353,8 @@ class Kernel:
         tree = await self.open_root(key)
         with tree.visitor():
             await tree.wake(tree.root_slot)
+            if tree.store.created and not tree.barrier.records:
+                await tree.durable()  # whose stub this is must not be another's later
         target = OutsideTarget(self, key, tree.root_slot, kind)
         return cast(A, Stub(target))
 

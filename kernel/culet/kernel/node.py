@@ -82,6 +82,7 @@ class Node:
         "hooks",
         "kids",
         "kind",
+        "left",
         "name",
         "parent",
         "props",
@@ -128,6 +129,7 @@ class Node:
         self.transaction: Transaction | None = None  # of the user, while it is open
         self.used_at = trio.current_time()
         self.ready, self.gone, self.stop = trio.Event(), trio.Event(), trio.Event()
+        self.left = trio.Event()  # the books: gone, or a remnant
         self.children: trio.Nursery | None = None
         self.work: trio.Nursery | None = None
         self.db: AgentDb = tree.store.agent(slot)
@@ -224,6 +226,7 @@ class Node:
         if self.state is State.GONE and not self.calls:
             self.tree.forget(self)
             self.gone.set()
+            self.left.set()
 
     def end_calls(self, error: BaseException) -> None:
         """Cancel every call that is inside this agent's code."""
@@ -323,7 +326,8 @@ class Node:
     @property
     def busy(self) -> bool:
         """Whether something keeps this node from being dropped from memory."""
-        tasks = self.work is not None and bool(self.work.child_tasks)
+        nurseries = (self.work, self.children)  # below there may be a remnant
+        tasks = any(n is not None and n.child_tasks for n in nurseries)
         return bool(self.kids or self.calls or self.refs or tasks)
 
 

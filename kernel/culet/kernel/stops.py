@@ -206,6 +206,7 @@ class Stops:
         if node not in self.tree.remnants:  # two aborts may wait for the same code
             self.tree.remnants.append(node)
         self.tree.jobs.free_lanes(node.slot)
+        node.left.set()  # who waits for the next life need not wait for this code
 
     async def delete(self, slot: str) -> None:
         """Mark, stop, wipe: returns when the nodes have stopped; the wipe is a job."""

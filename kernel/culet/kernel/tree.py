@@ -396,12 +396,12 @@ class Tree:
                 if node.state >= State.STOPPING and slot in self.aborted:
                     # who ended the start ends those who wait for it
                     raise own(self.aborted[slot])
+                if node.state >= State.STOPPING and node.error is not None:
+                    msg = f"{node.path_text()} could not be started: {node.error!r}"
+                    raise FacetBroken(msg) from node.error
             if node.state is State.LIVE:
                 return node
-            if node.error is not None:
-                msg = f"{node.path_text()} could not be started: {node.error!r}"
-                raise FacetBroken(msg) from node.error
-            await node.gone.wait()
+            await node.left.wait()  # however it ends: the next life is asked for
 
     async def _awake_parent(self, slot: str) -> Node:
         parent = self.nodes.get(slot)
