@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -20,6 +21,7 @@ from machines.invariants import broken
 from machines.runs import decoded
 from machines.world import EXPECTED, Actor, Model
 from sound import healthy_if_there
+from storage.newer import newer_schema
 
 Where = Literal["commit", "lost", "landed"]
 HOUR_S: Final = 3600.0
@@ -54,7 +56,8 @@ class Scenario:
     """What is done (twice, the second time by the same ids), and what it comes to.
 
     `before` is done in a life that ends by a crash of its own: the scenario is then what
-    comes after. With `rests` recovery alone comes to an end.
+    comes after. With `rests` recovery alone comes to an end. With `newer` the lives after
+    `before` are those of a version with a newer schema.
     """
 
     name: str
@@ -62,6 +65,11 @@ class Scenario:
     before: Act | None = None
     root: tuple[str, str] = ("Boss", "a")
     rests: bool = True
+    newer: bool = False
+
+    def version(self) -> AbstractContextManager[None]:
+        """Be the version whose lives are told."""
+        return newer_schema() if self.newer else nullcontext()
 
 
 @dataclass
@@ -85,6 +93,7 @@ class Story:
         self.said: dict[str, dict[str, None]] = {}  # chunks of chats that left
         self.journal = Journal()
         self.nursery: trio.Nursery
+        self.versions = ExitStack()
         self._open = True
         self._cleared: set[str] = set()
         self._clients: dict[RecordingPeer, dict[str, int]] = {}
@@ -146,6 +155,7 @@ class Story:
                 await self._life(self.scenario.before, None)
                 await self._die()
                 self.journal.lives.clear()
+            self.versions.enter_context(self.scenario.version())
             for number, point in enumerate(points):
                 whole = await self._life(self._recover if number else self._told, point)
                 assert not whole, f"it never came to {point}"
@@ -374,7 +384,8 @@ def tell(
         with trio.fail_after(HOUR_S):
             return await story.tell(points)
 
-    return seeded.run(main, seed=seed)
+    with story.versions:
+        return seeded.run(main, seed=seed)
 
 
 def points_of(life: tuple[int, int]) -> list[Point]:

@@ -351,6 +351,19 @@ def apply(content: bytearray, change: Change) -> None:
     content[change.offset : change.offset + len(change.data)] = change.data
 
 
+def adopted(top: str) -> list[Change]:
+    """Return the changes that lead to a folder as it is, all durable."""
+    found: list[Change] = []
+    for path in sorted(Path(top).rglob("*")):
+        name = str(path.relative_to(top))
+        found.append(Change("link", name, folder=path.is_dir()))
+        if path.is_file():
+            found.append(Change("write", name, 0, path.read_bytes()))
+            found.append(Change("sync", name))
+        found.append(Change("syncdir", os.path.dirname(name) or "."))
+    return found
+
+
 class Cut(NamedTuple):
     """One thing that a power cut may leave. `kills` is true where all was kept."""
 

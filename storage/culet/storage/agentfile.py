@@ -18,12 +18,12 @@ from culet.kernel.errors import (
 )
 from culet.kernel.ports import Rows, SqlValue, UserRows
 
+from . import schema
 from .connection import open_image
 from .database import Database
 from .errors import CAUGHT, storage_error, user_error
 from .fence import Fence
 from .quota import TreeQuota
-from .schema import AGENT
 from .template import build
 
 # Compiled statements are kept by their text. With this in front a user's statement
@@ -35,7 +35,7 @@ class EmptyDatabase:
     """What an agent that has no file reads: one database in memory for all of them."""
 
     def __init__(self, limits: Limits) -> None:
-        image = build(AGENT, wal=False)
+        image = build(schema.AGENT, wal=False)
         self.connection = open_image(
             image, statements=128, committed=None, limits=limits
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from .schema import AGENT, TREE
+from . import schema
 
 _WRITER: Final = slice(96, 100)  # of a database: the SQLite that wrote it last
 
@@ -203,7 +203,7 @@ def check_file(connection: sqlite3.Connection, *, tree: bool) -> list[str]:
         if text != "ok"
     ]
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    known = len(TREE if tree else AGENT)
+    known = len(schema.TREE if tree else schema.AGENT)
     if version > known:
         problems.append(
             f"It has schema {version}, newer than {known}: use that version."

@@ -15,12 +15,12 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.errors import NotFound, StorageBusy, StorageError
 from culet.kernel.ports import Chore, Db, Level, Record, RootEntry, Stopwatch, TreeKey
 
+from . import schema
 from .agentfile import AgentDatabase, EmptyDatabase
-from .connection import open_image
+from .connection import migrate, open_image
 from .database import Database
 from .files import Files
 from .quota import TreeQuota
-from .schema import AGENT, TREE
 from .template import PAGE, build
 from .treefile import check_slot
 
@@ -66,6 +66,7 @@ class MemoryTree:
         self._agents: dict[str, AgentDatabase] = {}
         self.tree = MemoryDatabase()
         self.tree.connection = self._connect(_TREE, disk.get(_TREE, store.tree_image))
+        migrate(self.tree.connection, schema.TREE, f"the tree {key}")
         nodes = {slot for (slot,) in self.tree.execute(_LIVE_SLOTS)}
         self.created = not nodes
         self._live = {name for name in disk if name in nodes}
@@ -103,6 +104,7 @@ class MemoryTree:
         self._check_open()
         image = self._disk.get(agent.slot, self._store.agent_image)
         connection = self._connect(agent.slot, image)
+        migrate(connection, schema.AGENT, f"the database of agent {agent.slot}")
         self.quota.bind(connection)
         agent.fence.install(connection)
         return connection
@@ -226,8 +228,8 @@ class MemoryStore:
 
     def __init__(self, *, limits: Limits) -> None:
         self.limits = limits
-        self.tree_image = build(TREE, wal=False)
-        self.agent_image = build(AGENT, wal=False)
+        self.tree_image = build(schema.TREE, wal=False)
+        self.agent_image = build(schema.AGENT, wal=False)
         self.empty = EmptyDatabase(limits)
         self._disks: dict[TreeKey, dict[str, bytes]] = {}
         self._index: dict[TreeKey, int | None] = {}

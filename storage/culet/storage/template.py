@@ -14,8 +14,8 @@ import apsw
 
 from culet.kernel.errors import StorageCorrupt
 
+from . import schema
 from .files import Files, Folder
-from .schema import AGENT, TREE
 
 PAGE: Final = 1024
 _SECTOR: Final = 512
@@ -48,8 +48,8 @@ class Templates:
         self._files = files
         self._path = path
         self._kept: dict[str, bytes] = {}
-        self.tree = self._add(build(TREE, wal=True))
-        self.agent = self._add(build(AGENT, wal=True))
+        self.tree = self._add(build(schema.TREE, wal=True))
+        self.agent = self._add(build(schema.AGENT, wal=True))
 
     def _add(self, image: bytes) -> str:
         digest = hashlib.sha256(image).hexdigest()[:16]

@@ -17,6 +17,7 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.errors import StorageCorrupt, StorageError, UsageError
 from culet.kernel.ports import Chore, Db, Level, Record, Stopwatch
 
+from . import schema
 from .agentfile import AgentDatabase, EmptyDatabase
 from .connection import check_version, migrate, open_file
 from .database import Database
@@ -32,7 +33,6 @@ from .log import (
     segment_numbers,
 )
 from .quota import TreeQuota
-from .schema import AGENT, TREE
 from .template import PAGE, Templates, user_version
 from .treelog import LogRecord, Tracked, TreeLog
 
@@ -167,7 +167,7 @@ class SqliteTree(Connections):
         self._tree_file = self.log.files.get(TREE_FILE) or self.log.create(
             TREE_FILE, templates.tree
         )
-        migrate(self.tree.connect(), TREE, f"the tree in {self.folder.path!r}")
+        migrate(self.tree.connect(), schema.TREE, f"the tree in {self.folder.path!r}")
         nodes = {slot for (slot,) in self.tree.execute(_LIVE_SLOTS)}
         self.created = not nodes
         # The table is the truth, never the folder.
@@ -186,7 +186,9 @@ class SqliteTree(Connections):
     ) -> None:
         """Refuse a newer schema before anything is written."""
         page = first_page(self.folder, TREE_FILE, templates)
-        check_version(user_version(page), TREE, f"the tree in {self.folder.path!r}")
+        check_version(
+            user_version(page), schema.TREE, f"the tree in {self.folder.path!r}"
+        )
 
     # --- connections
 
@@ -229,7 +231,7 @@ class SqliteTree(Connections):
         self.open_files.make_room()
         connection = self._connect(agent.file, statements=32)
         try:
-            migrate(connection, AGENT, f"the file of agent {agent.slot}")
+            migrate(connection, schema.AGENT, f"the file of agent {agent.slot}")
             self.quota.bind(connection)
             agent.fence.install(connection)
         except BaseException:
