@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Agent, ConnectContext, Connection, current_agent, rpc
+from culet.kernel import (
+    Agent,
+    ConnectContext,
+    Connection,
+    Limits,
+    current_agent,
+    rpc,
+)
 from culet.kernel.errors import StorageFull, UsageError
 from culet.kernel.node import Node
 from culet.kernel.testing import Harness, open_test_kernel
@@ -433,6 +440,44 @@ async def test_the_hook_knows_for_whom_the_state_was_set(
         peer.rpc("write", {"n": 1})
         await settle()
         assert HEARD[-1] == ("changed", {"n": 1}, "server", peer.connection)
+
+
+@AT
+@pytest.mark.rule("F-462")
+async def test_hooks_begin_in_the_order_of_the_changes(
+    hops: Hops, clock: object
+) -> None:
+    """Each for whom it was set: who follows the state must not end with an old one."""
+    async with opened() as test:
+        peer = await come(test, hops)
+        agent = agent_at(test, *hops)
+        for n in range(1, 20, 2):
+            agent.set_state({"n": n})
+            peer.send({"type": "cf_agent_state", "state": {"n": n + 1}})
+        await settle()
+        changed = [h[1:] for h in HEARD if h[0] == "changed"]
+        conn = peer.connection
+        assert changed == [
+            change
+            for n in range(1, 20, 2)
+            for change in (({"n": n}, "server", None), ({"n": n + 1}, conn, conn))
+        ]
+
+
+@pytest.mark.rule("F-462")
+async def test_hooks_that_are_too_many_are_left_out_and_shift_nothing(
+    clock: object,
+) -> None:
+    async with open_test_kernel(
+        roots=[Top, Bare], limits=Limits(hooks_at_once=2)
+    ) as test:
+        agent = await live(test, ())
+        for n in (1, 2, 3):
+            agent.set_state({"n": n})
+        await settle()
+        agent.set_state({"n": 4})
+        await settle()
+        assert [h[1]["n"] for h in HEARD if h[0] == "changed"] == [1, 2, 4]
 
 
 @pytest.mark.rule("F-462", "F-477")

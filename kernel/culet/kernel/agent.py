@@ -35,7 +35,7 @@ from .runs import Ask, Detached
 from .schedules import Schedule, callback_name
 from .sockets import Connection, check_tags, message_blob
 from .sql import Transaction, end_stale, rows
-from .state import check_writer, keep_state, load_state, store_state
+from .state import Changes, check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End
 from .supervise import ChildFailure, ChildRef
 from .tools import AgentTool
@@ -108,6 +108,7 @@ class Agent:
     _node: Node = cast(Node, _NoKernel())
     _state: str | None = None  # JSON
     _initial: bool = False  # `_state` is the initial one, not stored yet
+    _changes: Changes | None = None  # of the state, whose hooks have not begun
 
     __culet_final__: ClassVar[frozenset[str]] = frozenset()
 
@@ -156,7 +157,10 @@ class Agent:
     async def on_error(
         self, error: BaseException, *, connection: Connection | None = None
     ) -> None:
-        """Called for an error of a message handler; returning means handled."""
+        """Called for what a message handler or `on_state_changed` raises.
+
+        Returning means handled.
+        """
         raise error
 
     async def on_child_failed(self, child: ChildRef, error: ChildFailure) -> None:

@@ -7,6 +7,7 @@ client that connects; until then an agent that never wrote has no file.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ _PUT: Final = (
     " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
 _DROP: Final = "DELETE FROM main.culet_value WHERE key = ?"
+Changes = deque[tuple[Ambient, Any, "Connection | None"]]
 READONLY: Final = "Connection is readonly"
 
 
@@ -98,16 +100,33 @@ def store_state(node: Node, value: Any, source: Connection | None) -> str:
     )
     node.tree.emit("state:update", node.slot, {})
     if node.kind.hears_state:
-        here = ambient.get()
-        if here is None or here.node is not node:
-            here = Ambient(node)
-        ctx = Ambient(node, here.connection, here.request, here.identity)
-        node.hook(ctx, on_state_changed, node, copy, source)
+        _owe_hook(node, copy, source)
     return text
 
 
-async def on_state_changed(node: Node, state: Any, source: Connection | None) -> None:
+def _owe_hook(node: Node, state: Any, source: Connection | None) -> None:
+    """Start the hook. trio starts the tasks of a pass in any order, and who follows the
+    state must not end with an old one: each task takes the change that is first by then.
+    """
+    here = ambient.get()
+    if here is None or here.node is not node:
+        here = Ambient(node)
+    ctx = Ambient(node, here.connection, here.request, here.identity)
+    if node.agent._changes is None:
+        object.__setattr__(node.agent, "_changes", Changes())
+    changes, running = node.agent._changes, node.hooks
+    assert changes is not None
+    changes.append((ctx, state, source))
+    node.hook(ctx, on_state_changed, node)
+    if node.hooks == running:  # too many run already: this one is not called
+        changes.pop()
+
+
+async def on_state_changed(node: Node) -> None:
     """Run the hook; what it raises goes to `on_error`. The state stands either way."""
+    assert node.agent._changes is not None
+    ctx, state, source = node.agent._changes.popleft()
+    ambient.set(ctx)
     try:
         await node.agent.on_state_changed(state, source or "server")
     except FacetAborted:
