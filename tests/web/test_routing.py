@@ -31,6 +31,8 @@ from culet.web import (
     build_agent_url,
     connect,
     create_app,
+    install,
+    kernel_of,
     route_sub_agent_request,
     route_sub_agent_socket,
 )
@@ -197,6 +199,23 @@ async def service(
         url = await nursery.start(kit.RUNNERS[kit.transport_of_tests], app)
         yield Server(url, kernel)
         nursery.cancel_scope.cancel()
+
+
+async def test_the_kernel_of_an_app_is_at_hand() -> None:
+    async with opened() as kernel:
+        app = create_app(kernel)
+        assert kernel_of(app) is kernel_of(app, "agents") is kernel
+        with pytest.raises(UsageError, match=r"one of \['agents'\]"):
+            kernel_of(app, "other")
+        install(app, kernel, prefix="other")
+        assert kernel_of(app, "other") is kernel
+        with pytest.raises(UsageError, match="which kernel"):
+            kernel_of(app)
+    lazy = create_app(opened)
+    with pytest.raises(UsageError, match="not open yet"):
+        kernel_of(lazy)
+    with pytest.raises(UsageError, match="no agents"):
+        kernel_of(QuartTrio(__name__))
 
 
 # ---- HTTP

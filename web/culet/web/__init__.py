@@ -8,6 +8,7 @@ from culet.kernel.core.path import parse_agent_path as parse_agent_path
 
 from .app import create_app as create_app
 from .app import install as install
+from .app import kernel_of as kernel_of
 from .client import RemoteAgent as RemoteAgent
 from .client import connect as connect
 from .routing import route_sub_agent_request as route_sub_agent_request

@@ -128,6 +128,19 @@ def gateways_of(app: QuartTrio) -> tuple[Gateway, ...]:
     return tuple(gateways)
 
 
+def kernel_of(app: QuartTrio, prefix: str | None = None) -> Kernel:
+    """Return the kernel that an app serves, for its own routes.
+
+    `prefix` says which, where several are installed. Raises `UsageError` before it is
+    open and after it has closed, and where it is not clear which is meant.
+    """
+    found = [g for g in gateways_of(app) if prefix in {None, g.prefix}]
+    if len(found) != 1:
+        prefixes = [gateway.prefix for gateway in gateways_of(app)]
+        raise UsageError(f"say which kernel is meant: prefix is one of {prefixes}")
+    return found[0].kernel
+
+
 def _gateways(app: QuartTrio) -> list[Gateway]:
     """Return the list of an app's gateways; the first call puts us before the app."""
     gateways: list[Gateway] | None = app.extensions.get(KEY)
