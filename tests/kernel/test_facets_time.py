@@ -24,7 +24,6 @@ from kernel.agents import agent_at, raises, rows, settle, tree_of
 
 TOLD: list[Any] = []
 ONCE = Retry(max_attempts=1)
-PATIENT = Retry(max_attempts=8, base_delay=1, max_delay=60)
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +260,7 @@ async def test_a_call_waits_while_its_owner_cannot_start(
         top = await opened_top(test)
         await top.dynamic_agents.get(Slow, "s")
         slow = agent_at(test, ("Slow", "s"))
-        await slow.schedule(10, "say", "at last", retry=PATIENT)
+        await slow.schedule(10, "say", "at last", retry=ONCE)
         await top.schedule(11, "say", "other")
         await test.evict([("Top", "a"), ("Slow", "s")])
         monkeypatch.setattr(Slow, "broken", True)
@@ -274,6 +273,31 @@ async def test_a_call_waits_while_its_owner_cannot_start(
         await test.advance(60)
         assert TOLD == ["other", "at last"]
         assert rows(tree_of(test), "SELECT 1 FROM job") == []
+
+
+@pytest.mark.rule("I-31")
+async def test_a_call_that_may_be_tried_once_is_made_though_the_process_ended_before(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        await kid.schedule(0, "say", "x", retry=ONCE)
+        await kid.schedule(5, "fail", "y", retry=ONCE)
+        held = "SELECT held IS NOT NULL FROM job ORDER BY id"
+        for _ in range(50):
+            if rows(tree_of(test), held)[0] == (1,):
+                break
+            await trio.lowlevel.checkpoint()
+        assert TOLD == [], "taken, and not called yet"
+        await tree_of(test).durable()
+        await test.crash()
+        heard = list(TOLD)
+        await test.reopen()
+        await opened_top(test)
+        await test.advance(60)
+        assert [*heard, "x", "y"] == TOLD, "what fails is not tried again"
+        sql = "SELECT what, dead FROM job"
+        assert rows(tree_of(test), sql) == [("fail", 1)]
 
 
 # ---- queues

@@ -138,9 +138,9 @@ def _taken_is_begun(patch: Patch) -> None:
     failed = Jobs._failed
 
     def still_begun(
-        jobs: Jobs, taken: Taken, error: BaseException, *, begun: bool = True
+        jobs: Jobs, taken: Taken, error: BaseException, **more: Any
     ) -> None:
-        failed(jobs, taken, error)
+        failed(jobs, taken, error, **{**more, "begun": True})
 
     patch.setattr(Jobs, "_failed", still_begun)
 

@@ -427,7 +427,8 @@ class Jobs:
         except trio.TooSlowError:
             self._failed(taken, TimeoutError(f"took more than {deadline} s"))
         except StartFailed as error:
-            self._failed(taken, error.__cause__ or error, begun=taken.begun_before)
+            cause = error.__cause__ or error
+            self._failed(taken, cause, begun=taken.begun_before, started=False)
         except Exception as error:
             self._failed(taken, error)
         else:
@@ -438,16 +439,20 @@ class Jobs:
         retry = _retry_of(taken.row)
         return self.tree.kernel.limits.attempts if retry is None else retry.max_attempts
 
-    def _verdict(self, taken: Taken) -> core.Verdict:
+    def _verdict(self, taken: Taken, limit: int) -> core.Verdict:
         kind, recurring = cast(core.Kind, taken.row.kind), taken.row.every is not None
-        limit = self._attempt_limit(taken)
         return core.verdict(kind, recurring, taken.attempts, limit)
 
     def _beyond(self, taken: Taken) -> bool:
-        """Whether it was tried more often than its kind may be."""
-        if taken.attempts <= self._attempt_limit(taken):
+        """Whether it was taken more often than its kind may be.
+
+        Its own policy may allow less, but that is of calls that failed: a process that
+        ended, or an owner that did not start, may never have come to call it.
+        """
+        limit = max(self._attempt_limit(taken), self.tree.kernel.limits.attempts)
+        if taken.attempts <= limit:
             return False
-        return self._verdict(taken) != "keep-trying"
+        return self._verdict(taken, limit) != "keep-trying"
 
     def _done(self, taken: Taken) -> None:
         """Delete the row, or move it to its next tick; guarded by the take."""
@@ -478,22 +483,33 @@ class Jobs:
         )
 
     def _failed(
-        self, taken: Taken, error: BaseException, *, begun: bool = True
+        self,
+        taken: Taken,
+        error: BaseException,
+        *,
+        begun: bool = True,
+        started: bool = True,
     ) -> None:
-        """Book a failed try: back off, or end it by the rule of its kind."""
+        """Book a failed try: back off, or end it by the rule of its kind.
+
+        Its own policy is for the call; where the owner has not `started`, the one of
+        the kernel holds.
+        """
         row = taken.row
         text = f"{type(error).__name__}: {error}"
         self.tree.report_job(taken, error)
         if not self.mine(taken):
             return
-        over = self._verdict(taken) not in ("retry", "keep-trying")
+        limits = self.tree.kernel.limits
+        limit = self._attempt_limit(taken) if started else limits.attempts
+        over = self._verdict(taken, limit) not in ("retry", "keep-trying")
         if (channel := CHANNEL_OF.get(row.kind)) is not None:
             told = Owed(row.what, str(row.id), taken.attempts, text)
             self.tree.emit(f"{channel}:{'error' if over else 'retry'}", row.owner, told)
         if over:
             self._used_up(taken, text)
             return
-        due_at = self._back_off(taken)
+        due_at = self._back_off(taken, _retry_of(row) if started else None)
         with self.tree.transaction():
             self.db.execute(
                 "UPDATE job SET held = NULL, due_at = ?, error = ?, begun = ?"
@@ -501,11 +517,9 @@ class Jobs:
                 (due_at, text, int(begun and row.kind == "turn"), row.id, taken.take),
             )
 
-    def _back_off(self, taken: Taken) -> int:
+    def _back_off(self, taken: Taken, policy: core.Retry | None) -> int:
         chance = self.tree.kernel.chance.fraction()
-        return core.next_try(
-            _retry_of(taken.row), taken.attempts, self.tree.now(), chance
-        )
+        return core.next_try(policy, taken.attempts, self.tree.now(), chance)
 
     def _used_up(self, taken: Taken, text: str) -> None:
         row = taken.row
@@ -568,7 +582,7 @@ class Jobs:
                 taken = Taken(row, row.held, begun_before=bool(row.begun))
                 self.db.execute(
                     "UPDATE job SET held = NULL, due_at = ? WHERE id = ?",
-                    (max(row.due_at, self._back_off(taken)), job_id),
+                    (max(row.due_at, self._back_off(taken, _retry_of(row))), job_id),
                 )
 
     def held_by(self, slot: str) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import Cron, Every, Interval, Retry
-from .errors import CapacityError, UsageError
+from .errors import CapacityError, FacetBroken, UsageError
 from .events import CHANNEL_OF, Owed
 from .jobs import UNREADABLE, JobRow, StartFailed, Taken
 from .node import Ambient, Node
@@ -297,7 +297,7 @@ class Schedules:
         """Handle one due call: wake its owner, look again, call the method."""
         try:
             node = await self.tree.wake(taken.row.owner)
-        except UsageError as error:
+        except (FacetBroken, UsageError) as error:
             raise StartFailed from error
         if not self.tree.jobs.mine(taken):
             return False
