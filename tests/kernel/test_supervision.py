@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from culet.kernel import Agent, ChildFailure, ChildRef, Limits, Schedule
-from culet.kernel.errors import FacetBroken, UsageError
+from culet.kernel.errors import FacetAborted, FacetBroken, UsageError
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import agent_at, raises, rows, settle, tree_of
 
@@ -205,11 +205,14 @@ async def test_whatever_a_start_raises_is_told_to_who_waits_for_it(
     async with opened() as test:
         root = await top(test)
         await keep_one()
+        heard: list[Any] = []
+        test.kernel.subscribe("failure", lambda *event: heard.append(event[3]))
         for cls in ("Plain", "Strict"):
             FAIL.append(failure(kind))
             error = await raises(FacetBroken, root.make, cls, "k")
             assert isinstance(error.__cause__, type(failure(kind)))
             assert await root.use(cls, "k", "ping", []) == "k"
+        assert [(f.what, f.name) for f in heard] == [("start", "on_start")] * 2
         assert TOLD == [], "nobody broke, so nobody else is told"
 
 
@@ -241,6 +244,29 @@ async def test_a_parent_that_starts_is_told_when_it_has_started(clock: object) -
         await root.make("Early", "e")
         await settle()
         assert TOLD == [("kid", "ValueError", "boom", 0)]
+
+
+async def test_a_start_that_is_stopped_has_not_failed(clock: object) -> None:
+    class Writes(Plain):
+        async def on_start(self, props: Any = None) -> None:
+            await trio.sleep(1)
+            self.sql("create table t (v)")
+
+    async with open_test_kernel(roots=[Top], facets=[Writes]) as test:
+        await top(test)
+        heard: list[Any] = []
+        test.kernel.subscribe("failure", lambda *event: heard.append(event))
+        inside = agent_at(test).dynamic_agents
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, FacetAborted, inside.get, Writes, "w")
+            await test.advance(0.999)
+            node = test.find([("Top", "a"), ("Writes", "w")])
+            assert node is not None
+            tree_of(test).stops.fence([node], "enough", None)  # and not cut yet
+            await test.advance(1)
+            await inside.abort(Writes, "w")
+        assert not heard
+        assert not tree_of(test).supervision.records
 
 
 @pytest.mark.parametrize("cls", ["Careless", "Slow"])

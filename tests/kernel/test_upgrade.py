@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -629,3 +630,104 @@ async def test_a_crash_leaves_one_class_or_the_other(
         ((name, _),) = class_of(test)
         kept = await root.use(name, "k", "kept", [])
         assert kept == ["v", f"{name} ticks"]
+
+
+# ---- everything at once
+
+
+class Life(Agent):
+    """It notes how many lives of its slot there are at once."""
+
+    alive: ClassVar[dict[str, int]] = {}
+
+    async def on_start(self, props: Any = None) -> None:
+        await trio.sleep(0.01)
+        self.sql("create table if not exists t (v)")
+        self.spawn(self._live)
+
+    async def _live(self) -> None:
+        slot = self._node.slot
+        Life.alive[slot] = Life.alive.get(slot, 0) + 1
+        assert Life.alive[slot] == 1, "two lives at once"
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.05)
+            Life.alive[slot] -= 1
+
+    async def keep(self, v: int) -> str:
+        self.sql("insert into t values (?)", v)
+        return self.class_name
+
+    async def kept(self) -> list[int]:
+        return [r.v for r in self.sql("select v from t order by v")]
+
+
+class LifeA(Life):
+    pass
+
+
+class LifeB(Life):
+    pass
+
+
+class Chaos(Agent):
+    async def any(self, seed: int) -> int:
+        """Do many things at once; return how many of them were done."""
+        chance, inside = random.Random(seed), self.dynamic_agents
+        done = 0
+
+        async def one(number: int) -> None:
+            nonlocal done
+            cls, other = chance.sample([LifeA, LifeB], 2)
+            await trio.sleep(chance.random())
+            try:
+                match chance.choice(["get", "up", "up", "abort", "call", "delete"]):
+                    case "get":
+                        await inside.get(cls, "k")
+                    case "up":
+                        await inside.upgrade(cls, "k", to=other)
+                    case "abort":
+                        await inside.abort(cls, "k")
+                    case "delete" if number % 5 == 0:
+                        await inside.delete(cls, "k")
+                    case _:
+                        kid = await inside.lookup(cls, "k")
+                        if kid is not None:
+                            kept = await kid.keep(number)
+                            assert kept in ("LifeA", "LifeB")
+            except (FacetAborted, Deleted, NotFound, UsageError):
+                return
+            done += 1
+
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(one, number)
+        return done
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_many_things_at_once_leave_one_life_a_slot_and_one_row_a_name(
+    seed: int, clock: object
+) -> None:
+    Life.alive.clear()
+    async with open_test_kernel(
+        roots=[Chaos], facets=[LifeA, LifeB], seed=seed
+    ) as test:
+        root = await test.kernel.get_agent(Chaos, "a")
+        broken: list[Any] = []
+        test.kernel.subscribe("failure", lambda *event: broken.append(event[3]))
+        assert await root.any(seed) > 10
+        await test.advance(5)
+        assert not broken
+        tree = test.tree("Chaos", "a")
+        assert tree is not None
+        assert not tree.upgrades._slots
+        assert not tree.upgrades._addresses
+        live = rows(tree, "SELECT class, name FROM node WHERE parent IS NOT NULL")
+        assert len(live) == len(set(live))
+        for node in tree.nodes.values():
+            row = tree.node_row(node.slot)
+            assert row is not None
+            assert node.kind.name == row.class_name, "a node of another class"

@@ -77,6 +77,7 @@ class Supervision:
     def start_ended(self, node: Node, error: BaseException | None) -> None:
         """A start is over: one that failed makes the next one wait."""
         if error is not None:
+            self.tree.kernel.report("start", node, error, name="on_start")
             self._failed(node, error)
             return
         record = self.records.get(node.address)
@@ -104,6 +105,9 @@ class Supervision:
         top = node.lineage()[0] if escalates else node
         broken = FacetBroken(f"{node.path_text()} broke: {_text(error)}")
         broken.__cause__ = error
+
+        if top.parent is not None:
+            top.parent.used_at = trio.current_time()  # not to be evicted untold
 
         async def stop() -> None:
             with suppress(ChildDidNotStop):

@@ -446,6 +446,8 @@ class Tree:
 
     def start_ended(self, node: Node, error: BaseException | None) -> None:
         """A start is over, well or not."""
+        if node.state >= State.STOPPING:
+            return  # stopped while it started: its clean-up met the fence, or hurried
         if error is None:
             self._made.discard(node.slot)
             self.upgrades.started(node)

@@ -312,6 +312,9 @@ class Turns:
             )
             return False
         if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
+            if taken.begun_before and not node.kind.cls.resumable:  # upgraded meanwhile
+                self._end(subject, Ending("interrupted", "not-resumable"), taken)
+                return False
             await self._drive(node, subject, taken)
         return False
 
