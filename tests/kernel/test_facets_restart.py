@@ -204,11 +204,12 @@ async def test_a_facet_sleeps_while_its_root_wakes_and_falls_with_it(
         assert (found.state, found.gone) == ("kept", False)
 
 
-@pytest.mark.rule("F-238")
+@pytest.mark.rule("F-238", "F-240", "F-241")
 @pytest.mark.parametrize("how", ["crash", "abort"])
 async def test_a_forced_end_keeps_state_schedules_and_fibers(
     how: str, clock: object
 ) -> None:
+    """Recovery comes after the start, so what `on_start` sets up is there for it."""
     async with opened() as test:
         kid = await at(test, "k")
         await kid.set_field("old")
