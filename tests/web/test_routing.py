@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -668,6 +669,13 @@ async def test_a_client_that_leaves_is_forgotten(transport: str) -> None:
                 await trio.lowlevel.checkpoint()
 
     assert before == 1
+
+
+async def test_clients_by_a_route_are_told_that_the_server_stops() -> None:
+    async with service() as server, server.connect("/ws/u/a/sub/clerk/c") as client:
+        await client.hello()
+        signal.raise_signal(signal.SIGTERM)
+        assert (await client.closed())[0] == 1012
 
 
 async def test_from_path_and_its_query_are_for_sockets_as_well() -> None:

@@ -30,6 +30,7 @@ from .gateway import Authenticate, Cors, Gateway, Origins
 from .intake import Intake
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`
+SOCKETS: Final = "culet.sockets"  # of those that come through the app
 Opener = Callable[[], AbstractAsyncContextManager[Kernel]]
 
 
@@ -146,8 +147,9 @@ def _gateways(app: QuartTrio) -> list[Gateway]:
     gateways: list[Gateway] | None = app.extensions.get(KEY)
     if gateways is None:
         gateways = app.extensions[KEY] = []
-        inner = cast(Any, app.asgi_app)
-        app.asgi_app = AgentSockets(inner, gateways)  # type: ignore[method-assign, assignment]
+        sockets = AgentSockets(cast(Any, app.asgi_app), gateways)
+        app.extensions[SOCKETS] = sockets
+        app.asgi_app = sockets  # type: ignore[method-assign, assignment]
     return gateways
 
 

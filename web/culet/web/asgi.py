@@ -86,6 +86,7 @@ class AgentSockets:
     def __init__(self, app: App, gateways: Iterable[Gateway]) -> None:
         self._app, self._gateways = app, gateways
         self._open: Counter[str] = Counter()
+        self._sessions: set[Session] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
@@ -119,6 +120,11 @@ class AgentSockets:
             await intake.abandon(send)
             raise
 
+    def close_all(self, code: int, reason: str) -> None:
+        """Say goodbye to everybody: the server stops."""
+        for session in list(self._sessions):
+            session.close(code, reason, 0)
+
     def gateway_of(self, kernel: Kernel) -> Gateway | None:
         """Return the gateway that serves a kernel."""
         return next((g for g in self._gateways if g.serves(kernel)), None)
@@ -143,7 +149,7 @@ class AgentSockets:
             return
         count[address] += 1
         try:
-            await _serve(gateway, scope, request, enter, receive, send)
+            await _serve(self._sessions, gateway, scope, request, enter, receive, send)
         finally:
             count[address] -= 1
             if not count[address]:
@@ -217,6 +223,7 @@ def finishing(send: Send, intake: Intake) -> Send:
 
 
 async def _serve(
+    sessions: set[Session],
     gateway: Gateway,
     scope: Scope,
     request: Request,
@@ -236,7 +243,7 @@ async def _serve(
         return
     visited = await enter(request)
     refused = (
-        await _converse(gateway, scope, request, visited, receive, send)
+        await _converse(sessions, gateway, scope, request, visited, receive, send)
         if isinstance(visited, Visit)
         else visited
     )
@@ -247,6 +254,7 @@ async def _serve(
 
 
 async def _converse(
+    sessions: set[Session],
     gateway: Gateway,
     scope: Scope,
     request: Request,
@@ -264,7 +272,11 @@ async def _converse(
     except CuletError as error:
         return error_response(error)
     session.connection = connection
-    await link.run(kernel, session, connection)
+    sessions.add(session)
+    try:
+        await link.run(kernel, session, connection)
+    finally:
+        sessions.discard(session)
     return None
 
 

@@ -28,7 +28,8 @@ from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
 
-from .app import gateways_of
+from .app import SOCKETS, gateways_of
+from .asgi import AgentSockets
 from .gateway import Gateway
 from .transport import RECEIVE_BYTES, Wire
 from .upgrade import open_socket, read_head
@@ -100,6 +101,7 @@ class _Server:
     def __init__(self, app: QuartTrio, gateways: tuple[Gateway, ...]) -> None:
         self.limits = gateways[0].limits  # of connections; sockets have their own
         self.gateways = gateways
+        self.routed: AgentSockets = app.extensions[SOCKETS]  # by routes of the app
         self.wires: list[Wire] = []
         self.config = self._configure()
         # an upgrade that hypercorn cannot bear ends its connection only: see `_handle`
@@ -189,6 +191,7 @@ class _Server:
         """Say goodbye; what has not ended after the grace is closed."""
         for wire in self.wires:
             wire.close_all(1012, "the server restarts")
+        self.routed.close_all(1012, "the server restarts")
         with trio.move_on_after(GRACE_S):
             while self.total:
                 self.idle = trio.Event()
