@@ -4,12 +4,42 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from culet.kernel import Agent, AgentToolRun, Kernel, Schedule
+from quart import Response as QuartResponse
+from quart.wrappers import Request as QuartRequest
+
+from culet.adapters import RoutedAgent, RoutedAgents
+from culet.kernel import (
+    Agent,
+    AgentToolRun,
+    Forward,
+    Kernel,
+    Request,
+    Response,
+    Schedule,
+)
+from culet.web import route_sub_agent_request
 
 
 class Child(Agent):
     async def ping(self, text: str) -> str:
         return text
+
+    async def ask(self) -> int:
+        parent = await self.parent_agent(Parent)
+        assert_type(parent, Parent)
+        assert_type(await parent.fetch("/x", headers={"a": "b"}), Response)
+        assert_type(self.kernel.new_id(), str)
+        return 1
+
+
+class Hub(RoutedAgents):
+    agent_class = Child
+
+    async def on_forward(self, request: Request) -> Forward | Response | None:
+        assert_type(self.get("c"), RoutedAgent | None)
+        assert_type(self.list(limit=1), list[RoutedAgent])
+        assert_type(await self.set_metadata("c", 1, seq=1), bool)
+        return await super().on_forward(request)
 
 
 class Parent(Agent):
@@ -24,6 +54,11 @@ class Parent(Agent):
         made = await self.schedule(1.0, self.count)
         assert_type(made, Schedule)
         return [n]
+
+
+async def routes(quart_request: QuartRequest, hub: Hub) -> None:
+    assert_type(await route_sub_agent_request(Request(), hub), Response)
+    assert_type(await route_sub_agent_request(quart_request, hub), QuartResponse)
 
 
 async def outside(kernel: Kernel) -> None:
