@@ -20,11 +20,13 @@ from hypothesis.stateful import (
 )
 
 from machines.gate import GateMachine
+from machines.parallel import RegistryTogether, TreeTogether
 from machines.registry import RegistryMachine
 from machines.runs import RunMachine
 from machines.sometimes import Sometimes
 from machines.streams import StreamMachine
 from machines.timing import TimeMachine
+from machines.tree import TreeMachine
 from volume import LEDGER, Volume
 
 HISTORIES: Final = 10  # of a round
@@ -58,6 +60,9 @@ MACHINES: Final[dict[str, Machine]] = {
     "runs": Machine(RunMachine, Volume(1_000, 10_000, 200_000)),
     "streams": Machine(StreamMachine, Volume(1_200, 10_000, 200_000)),
     "time": Machine(TimeMachine, Volume(400, 10_000, 200_000)),
+    "tree": Machine(TreeMachine, Volume(600, 10_000, 200_000)),
+    "registry-together": Machine(RegistryTogether, Volume(150, 3_000, 50_000)),
+    "tree-together": Machine(TreeTogether, Volume(150, 3_000, 50_000)),
 }
 
 
