@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -186,3 +187,39 @@ def test_decoding_never_raises(fields: dict[str, Any], kind: str) -> None:
 @given(st.text() | st.binary())
 def test_noise_never_raises(noise: str | bytes) -> None:
     decode_client_frame(noise)
+
+
+MIB = 1 << 20
+HEAD = '{"type":"rpc","id":"1","method":"m","args":['
+HOSTILE = {
+    "deep lists": "[" * MIB,
+    "deep objects": '{"a":' * (MIB // 5),
+    "deep arguments": HEAD + "[" * (MIB // 2 - 50) + "]" * (MIB // 2 - 50) + "]}",
+    "a deep state": '{"type":"cf_agent_state","state":'
+    + "[" * 90_000
+    + "]" * 90_000
+    + "}",
+    "many digits": HEAD + "9" * (MIB - 100) + "]}",
+    "an infinity": HEAD + "1e999]}",
+    "no number": HEAD + "NaN]}",
+    "a doubled key": '{"type":"rpc","type":"rpc","id":"1"}',
+    "many keys": "{" + ",".join(f'"k{n}":1' for n in range(90_000)) + "}",
+    "many numbers": "[" + "1," * (MIB // 2 - 2) + "1]",
+    "escapes": '{"type":"x","v":"' + "\\u0041" * 170_000 + '"}',
+    "half a letter": HEAD.replace('"1"', '"\\ud800"') + "]}",
+}
+
+
+@pytest.mark.rule("F-36")
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_comes_is_decoded_or_not_in_no_time(what: str) -> None:
+    """Five milliseconds of the processor are enough for the longest message."""
+    text = HOSTILE[what]
+    assert len(text) <= MIB
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        frame = decode_client_frame(text)
+        took.append(time.thread_time() - began)
+        assert frame is None or what in {"many digits", "an infinity", "half a letter"}
+    assert min(took) < 0.005

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Agent, AgentToolRun, Chunk, Retry, Schedule, Turn
+from culet.kernel import Agent, AgentToolRun, Chunk, Retry, Schedule, Turn, rpc
 from culet.kernel.errors import CuletError
 from culet.kernel.ports import TreeKey
 from culet.kernel.testing import Harness, ScriptedChild, open_test_kernel
@@ -65,6 +66,14 @@ class Whispers(Agent):
 
 class Top(Agent):
     hook = "fine"
+
+    @rpc
+    async def add(self, n: int) -> int:
+        return n + 1
+
+    @rpc
+    async def echo(self, value: Any) -> Any:
+        return value
 
     async def note(self, payload: Any, schedule: Schedule) -> None:
         NOTES.append(payload)
@@ -314,3 +323,32 @@ async def test_a_fiber_has_its_row_and_job_before_its_first_step(clock: object) 
         await test.advance(5)
         assert rows(tree, fibers) == [("f", "interrupted")]
         assert rows(tree, held) == []
+
+
+# ---- clients
+
+
+@pytest.mark.rule("F-36", "I-45")
+@pytest.mark.parametrize("method", ["add", "echo"])
+@pytest.mark.parametrize(
+    "value", ["9" * 1_000_000, "1e999", "[" * 400 + "]" * 400, '"\\ud800"', "-0", "1e9"]
+)
+async def test_a_call_with_an_odd_number_or_depth_is_answered(
+    method: str, value: str, clock: object
+) -> None:
+    async with opened() as test:
+        await opened_top(test)
+        peer, other = await connect(test), await connect(test, label="other")
+        call = f'{{"type":"rpc","id":"1","method":"{method}","args":[{value}]}}'
+        peer.send(call)
+        await settle()
+        answers = [json.loads(f) for f in peer.out if '"rpc"' in str(f)]
+        assert len(answers) == ("ud800" not in value), "half a letter is no call"
+        for answer in answers:
+            assert answer["id"] == "1"
+            assert answer["success"] or answer["error"]
+        assert peer.closed is None
+        other.rpc("add", 1)
+        await settle()
+        (fine,) = [json.loads(f) for f in other.out if '"rpc"' in str(f)]
+        assert (fine["success"], fine["result"]) == (True, 2)
