@@ -50,7 +50,7 @@ unit: $(DEV) js
 	$(BIN)/python -m pytest -m 'not proof'
 
 proof: $(DEV)
-	nice $(BIN)/python -m pytest -m proof --durations=10 >.proof.log 2>&1; \
+	nice $(BIN)/python -m pytest -m proof -o faulthandler_timeout=600 --durations=10 >.proof.log 2>&1; \
 	status=$$?; echo 'the proofs in the second process:'; cat .proof.log; exit $$status
 else
 test: lint types js unit
@@ -62,15 +62,16 @@ proof: $(DEV)
 	CULET_PROFILE=ci $(BIN)/python -m pytest -m proof
 endif
 
-# A night of it, with a line of progress on stderr.
+# Hours of it, with lines of progress on stderr, which is therefore not captured.
+LONG := -x --capture=sys -o faulthandler_timeout=0
 long: $(DEV)
 	+$(MAKE) -j2 --no-print-directory long-proof long-kills
 
 long-proof: $(DEV)
-	CULET_PROFILE=long $(BIN)/python -m pytest -m proof -x
+	CULET_PROFILE=long $(BIN)/python -m pytest $(LONG) -m proof
 
 long-kills: $(DEV)
-	CULET_PROFILE=long $(BIN)/python -m pytest -x tests/kill/test_kill.py
+	CULET_PROFILE=long $(BIN)/python -m pytest $(LONG) tests/kill/test_kill.py
 
 js: tests/js/node_modules/.stamp tests/js/.chromium $(MOCK)/node_modules/.stamp
 
