@@ -167,6 +167,7 @@ async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
                     nursery.start_soon(one, batch * 20 + i)
         assert set(told.values()) == {"aborted"}
         assert len(told) == 200
+        await tree(w).durable()  # what is replayed is what was published
         for i in range(200):
             frames = [f async for f in hub.runs.replay(f"r{i}")]
             kinds = [_event(f)["kind"] for f in frames]
@@ -409,8 +410,9 @@ async def test_names_are_names_everywhere(tmp_path: Path) -> None:
             assert await child.note(name) == 1
             run = await hub.run_agent_tool(Teller, {"k": 1}, run_id=name)
             assert (run.run_id, run.status) == (name, "completed")
+            key = f"of {name}"  # a key of blanks says nothing
             await hub.fibers.start(
-                "f", _nothing, fiber_id=name, key=name, metadata={name: 1}
+                "f", _nothing, fiber_id=name, key=key, metadata={name: 1}
             )
         assert [c.name for c in hub.dynamic_agents.list(Plain)] == NAMES
         assert [r.run_id for r in hub.runs.list()] == NAMES
@@ -421,7 +423,7 @@ async def test_names_are_names_everywhere(tmp_path: Path) -> None:
             assert hub.schedules.cancel(name) is False
             with pytest.raises(UsageError):
                 await hub.schedule(1, name)
-            assert hub.fibers.inspect(key=name).metadata == {name: 1}
+            assert hub.fibers.inspect(key=f"of {name}").metadata == {name: 1}
         long = "a" * 10_000
         with pytest.raises(UsageError):
             await hub.run_agent_tool(Teller, {"k": 1}, run_id=long)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
-from culet.kernel import AgentToolRun, Detached
-from culet.kernel.errors import ChildDidNotStop, FacetAborted, FacetBroken
+from culet.kernel import AgentToolRun, Connection, Detached, current_agent
+from culet.kernel.errors import ChildDidNotStop, Deleted, FacetAborted, FacetBroken
 from culet.kernel.node import State
 from culet.kernel.testing import ScriptedChild
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import NOTES, Facet, Top, children, count, get, opened
+from kernel.peers import connect
 
 
 class Works(Facet):
@@ -207,6 +209,60 @@ async def test_a_keep_alive_dies_with_the_life_that_held_it(
             await test.advance(60)
         await test.advance(10)
         assert test.kernel.metrics()["trees"] == 0
+
+
+CLIENTS: list[Connection] = []
+
+
+class Dying(Facet):
+    """Goes on after its end, and tries to be heard."""
+
+    async def linger(self) -> None:
+        parent = await self.parent_agent(Top)
+        other = await self.kernel.get_agent(Top, "other")
+        here = current_agent()
+        assert here is not None
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(3)
+                for act in (
+                    partial(parent.keep, "late"), partial(other.keep, "late"),
+                    partial(self.kernel.get_agent, Top, "third"),
+                    partial(self.dynamic_agents.lookup, Facet, "x"),
+                    partial(parent.fetch, "/late"),
+                ):  # fmt: skip
+                    try:
+                        await act()
+                        NOTES.append("was heard")
+                    except FacetAborted:
+                        NOTES.append("cut off")
+                for connection in CLIENTS:
+                    connection.send("late")
+
+
+@pytest.mark.rule("F-042", "F-066")
+@pytest.mark.parametrize("grace", [1, 5])
+@pytest.mark.parametrize("how", ["abort", "delete"])
+async def test_code_that_was_stopped_reaches_nobody(
+    how: str, grace: float, clock: object
+) -> None:
+    async with opened(Dying, abort_grace_s=grace) as test:
+        kid = await get(test, (Dying, "d"))
+        kids = await children(test)
+        peer = await connect(test)
+        CLIENTS[:] = agent_at(test).sockets.list()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, (FacetAborted, Deleted), kid.linger)
+            await settle()
+            with contextlib.suppress(ChildDidNotStop):
+                await getattr(kids, how)(Dying, "d")
+        assert [n for n in NOTES if not n.startswith("start")] == ["cut off"] * 5
+        for name in ("a", "other"):
+            assert await (await test.kernel.get_agent(Top, name)).kept() == []
+        assert "start third" not in NOTES
+        assert "late" not in peer.out
 
 
 class Waits(Facet):

@@ -58,6 +58,7 @@ class Root(Ends):
     async def deaf(self, seconds: float) -> None:
         with trio.CancelScope(shield=True):
             await trio.sleep(seconds)
+        NOTES.append("old code")
 
     async def make(self, name: str) -> None:
         kid = await self.dynamic_agents.get(Ends, name)
@@ -275,6 +276,33 @@ async def test_a_root_may_end_itself_when_something_is_due(clock: object) -> Non
         assert test.kernel.store.roots() == []
 
 
+@pytest.mark.rule("F-081")
+async def test_two_that_end_a_root_at_once_do_not_meet(tmp_path: Any) -> None:
+    async with open_kernel(
+        roots=[Root], facets=[Ends], storage=f"sqlite:{tmp_path}/d"
+    ) as kernel:
+        for _ in range(5):
+            root = await kernel.get_agent(Root, "a")
+            await root.keep("x")
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(raises, Deleted, root.end)
+            assert await (await kernel.get_agent(Root, "a")).kept() == []
+
+
+@pytest.mark.rule("F-081")
+async def test_a_stub_of_a_root_that_is_gone_makes_nothing(clock: object) -> None:
+    async with rooted() as test:
+        root = await test.kernel.get_agent(Root, "a")
+        await raises(Deleted, root.end)
+        await test.advance(1)
+        await raises(Deleted, test.kernel.get_sub_agent, root, Ends, "k")
+        assert test.kernel.trees == {}
+        assert test.kernel.store.roots() == []
+        await test.kernel.get_agent(Root, "a")
+        await raises(Deleted, test.kernel.get_sub_agent, root, Ends, "k")
+
+
 @pytest.mark.rule("F-088")
 async def test_who_comes_while_it_ends_is_told_that_it_is_gone(clock: object) -> None:
     async with rooted(abort_grace_s=5) as test:
@@ -288,9 +316,9 @@ async def test_who_comes_while_it_ends_is_told_that_it_is_gone(clock: object) ->
                 found = await come(test, *path)
                 assert isinstance(found, Response)
                 assert found.status == 410
-            await raises(Deleted, test.kernel.get_agent, Root, "a")
-        await test.advance(1)
-        assert NOTES == ["start a"], "nobody has made it anew"
+            assert NOTES == ["start a"]
+            await test.kernel.get_agent(Root, "a")
+            assert NOTES == ["start a", "old code", "start a"], "get waits for the end"
 
 
 @pytest.mark.rule("F-090")

@@ -59,11 +59,13 @@ class AgentKernel:
 
     async def get_agent(self, cls: type[A], name: str) -> A:
         """Return a stub of another root; what this agent wrote is durable first."""
+        self._node.check()
         await self._node.tree.durable()
         return await self._node.tree.kernel.get_agent(cls, name)
 
     async def destroy_agent(self, cls: type[Agent], name: str) -> None:
         """Delete another root for good, if it is there; what this agent wrote is durable first."""
+        self._node.check()
         await self._node.tree.durable()
         await self._node.tree.kernel.destroy_agent(cls, name)
 

@@ -358,12 +358,14 @@ class TreeTarget:
         outward: Across | None = None,
     ) -> Any:
         """Run one call in this task; the last two are asked about references."""
+        caller = ambient.get()
+        if caller is not None:
+            caller.node.check()  # who was stopped calls nobody any more
         node = await self.node()
         if not node.tree.store.room(node.db):  # its file needs to rest for a record
             await node.tree.barrier.room()
             node = await self.node()
         method = node.kind.method(name)
-        caller = ambient.get()
         if inward is None and caller is not None:
             inward = _callback_of(caller)
         values, named = method.copy_args(args, kwargs, inward)
@@ -388,8 +390,10 @@ class TreeTarget:
                 " or use route_sub_agent_socket of culet.web"
             )
             raise UsageError(msg)
-        node = await self.node()
         caller = ambient.get()
+        if caller is not None:
+            caller.node.check()
+        node = await self.node()
         if asked.identity is None and caller is not None:
             asked = asked.replace(identity=caller.identity)
         ctx = Ambient(node, request=asked, identity=asked.identity)
@@ -438,16 +442,21 @@ class OutsideTarget:
         elif not self.facet or self.kind.reserves(name):
             self.kind.method(name)
 
+    async def tree(self) -> Tree:
+        """Return its open tree, which is not made anew; raises `Deleted`."""
+        try:
+            return await self.kernel.open_root(self.key, create=False)
+        except NotFound as error:
+            msg = f"{self.key.class_name}/{self.key.name} is deleted"
+            raise Deleted(msg) from error
+
     async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call over the border of the tree: the caller's writes first, then the answer's."""
         caller = ambient.get()
         if caller is not None:
+            caller.node.check()
             await caller.node.tree.durable()
-        try:
-            tree = await self.kernel.open_root(self.key, create=False)
-        except NotFound as error:
-            msg = f"{self.key.class_name}/{self.key.name} is deleted"
-            raise Deleted(msg) from error
+        tree = await self.tree()
         with tree.visitor():
             try:
                 return await TreeTarget(tree, self.slot, self.kind).call(

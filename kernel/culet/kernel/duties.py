@@ -29,6 +29,7 @@ class Duties:
         for slot in slots:
             self.tree.streams.forget(slot)
             self.tree.aborted.pop(slot, None)
+            self.tree.made.discard(slot)
         with self.tree.transaction():
             self.tree.db.execute(
                 BELOW + "DELETE FROM node WHERE slot IN (SELECT slot FROM sub)",

@@ -350,13 +350,25 @@ class Kernel:
         kind = self.classes.of(cls, among="roots")
         check_name(name, root=True)
         key = TreeKey(kind.name, name)
-        tree = await self.open_root(key)
-        with tree.visitor():
-            await tree.wake(tree.root_slot)
-            if tree.store.created and not tree.barrier.records:
-                await tree.durable()  # whose stub this is must not be another's later
+        tree = await self._awake(key)
         target = OutsideTarget(self, key, tree.root_slot, kind)
         return cast(A, Stub(target))
+
+    async def _awake(self, key: TreeKey) -> Tree:
+        """Open and start a root; after the end of one that is just being destroyed."""
+        while True:
+            tree = await self.open_root(key)
+            try:
+                with tree.visitor():
+                    await tree.wake(tree.root_slot)
+                    if tree.store.created and not tree.barrier.records:
+                        await tree.durable()  # whose stub this is must stay its own
+                return tree
+            except Deleted:
+                over = self._doomed.get(key)
+                if over is None:
+                    raise
+            await over.wait()
 
     async def get_sub_agent(self, parent: Agent, cls: type[A], name: str) -> A:
         """Return a stub of a facet of `parent` (a stub), for calls from outside; no gate."""
@@ -365,7 +377,7 @@ class Kernel:
             msg = "get_sub_agent wants a stub that get_agent or get_sub_agent returned"
             raise UsageError(msg)
         kind = self.classes.of(cls)
-        tree = await self.open_root(target.key)
+        tree = await target.tree()
         with tree.visitor():
             node = await TreeTarget(tree, target.slot, target.kind).node()
             child = await tree.get(node, kind, name)

@@ -34,7 +34,7 @@ from .errors import (
     UsageError,
 )
 from .http import ConnectContext
-from .node import Ambient, Node, State, is_stop
+from .node import Ambient, Node, State, ambient, is_stop
 from .ports import Blob, Peer
 from .state import client_state
 from .streams import Cursor
@@ -138,7 +138,10 @@ class Connection:
     # ---- for agents
 
     def send(self, message: str | bytes) -> None:
-        """Queue one message for this client."""
+        """Queue one message for this client; code that was stopped is not heard."""
+        here = ambient.get()
+        if here is not None and here.node.state >= State.STOPPING:
+            return
         self.push(message_blob(message), self._tree.barrier.count)
 
     def close(self, code: int = 1000, reason: str = "") -> None:

@@ -106,7 +106,7 @@ class Tree:
         self.visitors = 0
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
-        self._made: set[str] = set()  # by `get`, and no start has succeeded yet
+        self.made: set[str] = set()  # by `get`, and no start has succeeded yet
         self.barrier = Barrier(
             store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed,
             kernel.clock.stopwatch_ns,
@@ -328,7 +328,7 @@ class Tree:
         slot = self.kernel.chance.id()
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
-        self._made.add(slot)
+        self.made.add(slot)
         path = f"{parent.path_text()}/{kind.name}/{name}"
         self.emit("spawn", slot, Whereabouts(path, kind.name, name))
         return slot
@@ -338,7 +338,7 @@ class Tree:
 
         Unless its parent has asked it for a run meanwhile: that settles by itself.
         """
-        self._made.discard(node.slot)
+        self.made.discard(node.slot)
         if self.closed or self.barrier.fenced is not None:
             return
         slot = node.slot
@@ -378,6 +378,11 @@ class Tree:
                 raise FacetAborted("the tree stops")
             if (upgrade := self.upgrades.under_way(slot)) is not None:
                 await upgrade.wait()
+                continue
+            if row.parent is not None and (
+                old := self.stops.deleting(row.parent, row.class_name, row.name)
+            ):
+                await old.wait()
                 continue
             parent = (
                 None if row.parent is None else await self._awake_parent(row.parent)
@@ -449,7 +454,7 @@ class Tree:
         if node.state >= State.STOPPING:
             return  # stopped while it started: its clean-up met the fence, or hurried
         if error is None:
-            self._made.discard(node.slot)
+            self.made.discard(node.slot)
             self.upgrades.started(node)
         self.supervision.start_ended(node, error)
 
@@ -462,7 +467,7 @@ class Tree:
         if node in self.remnants:
             self.remnants.remove(node)
         self.emit("stop", node.slot, Stopped(node.path_text(), node.reason))
-        if node.error is not None and node.slot in self._made:
+        if node.error is not None and node.slot in self.made:
             self._unmake(node)
 
     def node_failed(self, node: Node, error: BaseException) -> None:
