@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import trio
 
-from culet.kernel import open_kernel
+from culet.kernel import Chunk, Turn, open_kernel
 from culet.kernel.errors import Deleted, FacetAborted, StorageError
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import (
@@ -300,6 +301,10 @@ class Deaf(Facet):
             await trio.sleep(seconds)
             NOTES.append(f"old code of {self.name}")
 
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        NOTES.append(f"turn of {self.name}")
+        yield {"type": "text-delta", "id": "t", "delta": "x"}
+
 
 @pytest.mark.rule("F-029")
 async def test_a_get_waits_for_the_delete_then_makes_a_fresh_one(
@@ -327,6 +332,21 @@ async def test_a_get_waits_for_the_delete_then_makes_a_fresh_one(
         assert NOTES[-2:] == ["old code of k", "start k"]
         assert len(fresh) == 2
         assert await fresh[0].kept() == []
+
+
+@pytest.mark.rule("F-029")
+async def test_a_run_in_a_facet_of_that_name_waits_as_well(clock: object) -> None:
+    async with opened(Deaf, abort_grace_s=5) as test:
+        kid = await get(test, (Deaf, "k"))
+        root, kids = agent_at(test), await children(test)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, Deleted, kid.deaf, 2)
+            await settle()
+            nursery.start_soon(kids.delete, Deaf, "k")
+            await settle()
+            run = await root.run_agent_tool(Deaf, run_id="k")
+        assert run.status == "completed"
+        assert NOTES[-3:] == ["old code of k", "start k", "turn of k"]
 
 
 @pytest.mark.rule("F-029")

@@ -47,7 +47,9 @@ class Stops:
         self.tree = tree
         self._deleting: dict[Address, trio.Event] = {}
 
-    def deleting(self, parent: str, class_name: str, name: str) -> trio.Event | None:
+    def deleting(
+        self, parent: str | None, class_name: str, name: str
+    ) -> trio.Event | None:
         """Return what is set when the code of a facet that is deleted has stopped."""
         return self._deleting.get((parent, class_name, name))
 

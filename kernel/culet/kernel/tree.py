@@ -379,9 +379,7 @@ class Tree:
             if (upgrade := self.upgrades.under_way(slot)) is not None:
                 await upgrade.wait()
                 continue
-            if row.parent is not None and (
-                old := self.stops.deleting(row.parent, row.class_name, row.name)
-            ):
+            if (old := self.stops.deleting(*row.address)) is not None:
                 await old.wait()
                 continue
             parent = (
