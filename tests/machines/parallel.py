@@ -184,7 +184,7 @@ class TogetherMachine(GroveMachine):
     @rule(
         scripts=scripts,
         seed=st.integers(0, 1 << 16),
-        die=st.none() | st.none() | st.integers(0, 12),
+        die=st.none() | st.integers(0, 6),
     )
     def together(
         self, scripts: list[list[tuple[str, int, int]]], seed: int, die: int | None

@@ -93,6 +93,7 @@ class TrioMachine(RuleBasedStateMachine):
         """End the guest run; raise what it raised."""
         try:
             if self._end is None:
+                self.clock.autojump_threshold = 0  # what ends may take its time
                 self._token.run_sync_soon(self._stop.set)
                 self._pump(lambda: self._end is not None)
         finally:

@@ -1,0 +1,162 @@
+"""Do the machines bite? Each of these faults, put in on purpose, must be caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
+
+from culet.kernel import endings, stops
+from culet.kernel import tree as trees
+from culet.kernel.core import abort
+from culet.kernel.node import Node, State
+from culet.kernel.nouns import DynamicAgents
+from culet.kernel.stops import Stops
+from culet.kernel.tree import Tree
+from machines.parallel import RegistryTogether, TreeTogether
+from machines.tree import TreeMachine
+
+ROUNDS = 12  # of ten histories
+
+
+class Mutant(NamedTuple):
+    """A fault, and the machine that must meet it."""
+
+    breaks: Callable[[pytest.MonkeyPatch], None]
+    machine: type[RuleBasedStateMachine]
+    steps: int = 20
+
+
+def _two_starts_at_once(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(dict[str, Node]):
+        def __init__(self) -> None:
+            self.lost: Counter[str] = Counter()
+
+        def get(self, slot: str, default: Any = None) -> Any:
+            node = super().get(slot, default)
+            if node is None or node.state is not State.STARTING or self.lost[slot] > 3:
+                return node
+            self.lost[slot] += 1  # a few times, or it would start for ever
+            return default
+
+    make = Tree.__init__
+
+    def forgetful(tree: Tree, *args: Any) -> None:
+        make(tree, *args)
+        tree.nodes = Forgetful()
+
+    patch.setattr(Tree, "__init__", forgetful)
+
+
+def _a_delete_that_forgets_what_is_below(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(endings, "BELOW", "WITH sub (slot) AS (SELECT ?) ")
+
+
+def _a_wipe_before_the_mark_is_durable(patch: pytest.MonkeyPatch) -> None:
+    delete = Stops.delete
+
+    async def hasty(self: Stops, slot: str) -> None:
+        if self.tree.store.agent(slot).exists:
+            self.tree.store.delete(slot)
+            await self.tree.barrier.room()  # for one record
+        await delete(self, slot)
+
+    patch.setattr(Stops, "delete", hasty)
+
+
+def _no_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Node, "check", lambda _node: None)
+
+
+def _an_evicted_node_that_lives_on(patch: pytest.MonkeyPatch) -> None:
+    async def evict(tree: Tree, node: Node) -> bool:
+        if node.state is not State.LIVE or node.busy:
+            return False
+        del tree.nodes[node.slot]
+        return True
+
+    patch.setattr(Tree, "evict", evict)
+
+
+def _a_list_that_shows_the_gone(patch: pytest.MonkeyPatch) -> None:
+    assert " AND state = 'live'" in trees._CHILDREN
+    everybody = trees._CHILDREN.replace(" AND state = 'live'", "", 1)
+    patch.setattr(trees, "_CHILDREN", everybody)
+
+
+def _a_lookup_that_makes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DynamicAgents, "lookup", DynamicAgents.get)
+
+
+def _parents_stop_first(patch: pytest.MonkeyPatch) -> None:
+    plan = abort.plan
+
+    def reversed_plan(nodes: Iterable[tuple[Any, Any, int]]) -> list[Any]:
+        return plan(nodes)[::-1]
+
+    patch.setattr(stops.core, "plan", reversed_plan)
+
+
+def _an_abort_that_deletes_what_was_written(patch: pytest.MonkeyPatch) -> None:
+    forget = Tree.forget
+
+    def too_much(tree: Tree, node: Node) -> None:
+        forget(tree, node)
+        if node.reason is None and tree.store.agent(node.slot).exists:
+            tree.store.delete(node.slot)
+
+    patch.setattr(Tree, "forget", too_much)
+
+
+def _a_write_that_is_told_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(_tree: Tree) -> None:
+        return
+
+    patch.setattr(Tree, "durable", at_once)
+
+
+MUTANTS = [
+    Mutant(_two_starts_at_once, RegistryTogether, 6),
+    Mutant(_a_delete_that_forgets_what_is_below, TreeMachine),
+    Mutant(_a_wipe_before_the_mark_is_durable, RegistryTogether, 12),
+    Mutant(_no_fence, TreeMachine),
+    Mutant(_an_evicted_node_that_lives_on, TreeMachine),
+    Mutant(_a_list_that_shows_the_gone, RegistryTogether, 8),
+    Mutant(_a_lookup_that_makes, TreeTogether, 6),
+    Mutant(_parents_stop_first, TreeMachine),
+    Mutant(_an_abort_that_deletes_what_was_written, TreeMachine),
+    Mutant(_a_write_that_is_told_before_it_is_durable, RegistryTogether, 8),
+]
+
+
+def play(machine: type[RuleBasedStateMachine], number: int, steps: int) -> None:
+    """Play some histories of one seed; what is found is not shrunk."""
+    test: Any = get_state_machine_test(
+        machine,
+        settings=settings(
+            max_examples=10,
+            stateful_step_count=steps,
+            phases=[Phase.generate],
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    seed(number)(test)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.breaks.__name__.strip("_"))
+def test_a_machine_catches_a_fault(
+    monkeypatch: pytest.MonkeyPatch, mutant: Mutant
+) -> None:
+    mutant.breaks(monkeypatch)
+
+    with pytest.raises(AssertionError):
+        for number in range(ROUNDS):
+            play(mutant.machine, number, mutant.steps)
