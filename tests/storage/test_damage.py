@@ -521,7 +521,8 @@ def test_a_record_is_read_as_it_was_written(
     assert (record.lsn, record.synced, record.checksum) == (lsn, lsn, checksum)
     assert b"\xf5CL" not in data[HEADER.size :]
     assert record_at(data, 0, 8) is None
-    assert record_at(data[:-1], 0, 7) is None
+    for end in (0, 3, 4, HEADER.size - 1, len(data) - 1):
+        assert record_at(data[:end], 0, 7) is None
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
@@ -533,6 +534,8 @@ def test_a_mark_is_found_in_anything(around: bytes, at: int) -> None:
     assert list(claims(data, 0, 8)) == []
     for end in range(len(mark)):
         assert list(claims(mark[:end], 0, 7)) == []
+        flipped = mark[:end] + bytes([mark[end] ^ 1]) + mark[end + 1 :]
+        assert list(claims(flipped, 0, 7)) == []
     assert len(mark) < HEADER.size  # so the next record overwrites all of it
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from culet.kernel.errors import NotFound, StorageBusy
 from culet.kernel.ports import TreeKey, TreeStore
-from culet.storage import examine
+from culet.storage import Files, Folder, examine, log
 from culet.storage.doctor import add_arguments, main, run
 from culet.storage.doctor_folder import look
 from culet.storage.doctor_log import fold, read_log
@@ -342,8 +342,10 @@ def test_segments_that_were_let_go_and_came_back_do_not_count(tmp_path: Path) ->
         (tmp_path / f"log{number:08d}").write_bytes(data)
 
     found = read_log(str(tmp_path))
+    same = log.read_log(Folder(Files(), str(tmp_path)))
 
     assert [(r.segment, r.lsn) for r in found.records] == [(7, 12)]
+    assert [(r.segment, r.lsn) for r in same.chain] == [(7, 12)]
     assert [os.path.basename(path)[-1] for path in found.torn] == list("12789")
     assert fold(found).keys() == {"tree.db"}
 

@@ -171,11 +171,12 @@ class AgentDatabase(Database):
         """Commit or roll back the user's transaction, if one is open."""
         if not self._in_user:
             return
-        broken, self._in_user, self._broken = self._broken, False, False
+        self._in_user = self._broken = False
         connection = self.connection
         if connection is None or not connection.in_transaction:
-            if commit or broken:
-                self._tell_broken(commit=commit)
+            if commit:
+                msg = "the transaction was rolled back by an earlier error"
+                raise SqlError(msg, "COMMIT")
             return
         try:
             connection.execute("COMMIT" if commit else "ROLLBACK")
@@ -183,12 +184,6 @@ class AgentDatabase(Database):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise self.told(user_error(error, "COMMIT")) from error
-
-    @staticmethod
-    def _tell_broken(*, commit: bool) -> None:
-        if commit:
-            msg = "the transaction was rolled back by an earlier error"
-            raise SqlError(msg, "COMMIT")
 
     def user(self, sql: str, params: Sequence[SqlValue], max_rows: int) -> UserRows:
         """Run one fenced statement; more than `max_rows` rows raises `SqlError`."""

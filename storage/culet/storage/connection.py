@@ -18,7 +18,7 @@ def open_file(
     *,
     vfs: str,
     statements: int,
-    committed: Callable[[int], None],
+    committed: Callable[[int], None] | None,
     limits: Limits,
 ) -> apsw.Connection:
     """Open a file of a tree. `committed(frames)` is called after each commit."""
@@ -32,7 +32,8 @@ def open_file(
         _no_checkpoints(connection)
         _strict_words(connection)
         set_limits(connection, limits)
-        _tell_commits(connection, committed)
+        if committed is not None:
+            _tell_commits(connection, committed)
     except BaseException:
         connection.close(True)
         raise

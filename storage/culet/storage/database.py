@@ -41,10 +41,9 @@ class Database:
     def executemany(self, sql: str, rows: Sequence[Sequence[SqlValue]]) -> None:
         """Run one statement once for each row, in one transaction."""
         with self.transaction():
+            connection = self.connection
+            assert connection is not None  # the transaction is open in it
             try:
-                connection = self.connection
-                if connection is None:
-                    connection = self.connect()
                 connection.executemany(sql, rows)
             except CAUGHT as error:
                 raise self.told(error) from error

@@ -191,12 +191,8 @@ def _known(file: BinaryIO, segment: Segment) -> Iterator[tuple[int, int]]:
 
 
 def _crc_of(file: BinaryIO, length: int, value: int) -> int:
-    while length > 0:
-        chunk = file.read(min(length, _CHUNK))
-        if not chunk:
-            break
-        value = zlib.crc32(chunk, value)
-        length -= len(chunk)
+    for at in range(0, length, _CHUNK):
+        value = zlib.crc32(file.read(min(length - at, _CHUNK)), value)
     return value
 
 

@@ -44,8 +44,7 @@ class Files:
         if os.path.isdir(path):
             return
         above = os.path.dirname(path)
-        if above != path:
-            self.make_folders(above, sync=sync)
+        self.make_folders(above, sync=sync)
         self.see("mkdir", path)
         os.makedirs(path, exist_ok=True)
         if sync:

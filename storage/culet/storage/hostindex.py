@@ -99,13 +99,11 @@ class HostIndex:
                 raise storage_error(error) from error
 
 
-def open_index(path: str, *, vfs: str) -> HostIndex | None:
-    """Open the index, None if it is not a database or a damaged one."""
+def open_index(path: str, *, vfs: str) -> HostIndex:
+    """Open the index; `StorageCorrupt` if it is not a database or a damaged one."""
     try:
         return HostIndex(path, vfs=vfs)
     except SchemaTooNew:
         raise
-    except (apsw.NotADBError, apsw.CorruptError):
-        return None
     except CAUGHT as error:
         raise storage_error(error) from error

@@ -144,10 +144,7 @@ class Janitor:
         if file in self._syncing or file in self._away:
             return
         if not self._log.may_checkpoint(file):
-            if not file.checkpointed and not file.dead:
-                self._held[file] = None
-            else:
-                self._release(file)
+            self._held[file] = None  # what is dead or checkpointed is not wanted
             return
         try:
             self._log.mark()
@@ -171,8 +168,7 @@ class Janitor:
 
     def _release(self, file: Tracked) -> None:
         self._held.pop(file, None)
-        if file.checkpointed or file.dead:
-            self._long.pop(file, None)
+        self._long.pop(file, None)
 
     # --- chores
 

@@ -17,7 +17,13 @@ from contextlib import ExitStack
 from typing import Final
 
 from culet.kernel.core.limits import Limits
-from culet.kernel.errors import NotFound, StorageBusy, StorageError, UsageError
+from culet.kernel.errors import (
+    NotFound,
+    StorageBusy,
+    StorageCorrupt,
+    StorageError,
+    UsageError,
+)
 from culet.kernel.ports import Level, RootEntry, TreeKey
 
 from .agentfile import EmptyDatabase
@@ -180,15 +186,13 @@ class SqliteStore:
 
     def _open_index(self) -> HostIndex:
         path = f"{self.directory}/roots.db"
-        index = open_index(path, vfs=self._files.vfs)
-        if index is None:  # damaged; the trees know all of it
+        try:
+            index = open_index(path, vfs=self._files.vfs)
+        except StorageCorrupt:  # the trees know all of it
             folder = self._files.folder(self.directory)
             for end in ("", "-wal", "-shm"):
                 folder.unlink("roots.db" + end)
             index = open_index(path, vfs=self._files.vfs)
-        if index is None:
-            msg = f"cannot make {path!r}"
-            raise StorageError(msg)
         if index.new:
             try:
                 index.fill(

@@ -274,7 +274,7 @@ class SqliteTree(Connections):
             self.folder.where(file.name),
             vfs=self.folder.files.vfs,
             statements=0,
-            committed=_nobody,
+            committed=None,
             limits=self.limits,
         )
 
@@ -410,7 +410,3 @@ class SqliteTree(Connections):
             stack.callback(self.tree.disconnect)
             for agent in list(self._agents.values()):
                 stack.callback(agent.disconnect)
-
-
-def _nobody(_frames: int) -> None:
-    return

@@ -202,8 +202,6 @@ class TreeLog:
 
         Each later sync is two to three times cheaper over existing blocks.
         """
-        if self.ready > self.segment:
-            return
         name = segment_name(self.segment + 1)
         self.folder.write(name, 0, bytes(self.segment_bytes))
         self.folder.sync(name)
