@@ -305,6 +305,40 @@ async def test_a_facet_whose_parent_is_lost_harms_nobody_else(clock: object) -> 
         assert (await (await at(test, ("Plain", "orphan"))).who())[1] == "orphan"
 
 
+@pytest.mark.rule("F-101")
+async def test_parents_in_a_circle_are_no_parents(clock: object) -> None:
+    async with opened() as test:
+        for name in ("x", "y", "good"):
+            await (await at(test, ("Plain", name))).owe(10)
+        tree = tree_of(test)
+        slots = [node_at(test, ("Plain", name)).slot for name in ("x", "y")]
+        with tree.transaction():
+            for one, other in (slots, slots[::-1]):
+                sql = "UPDATE node SET parent = ? WHERE slot = ?"
+                tree.db.execute(sql, (other, one))
+        await crash(test)
+        await test.advance(60)
+        assert [n[2] for n in NOTES] == ["good"]
+        tree = tree_of(test)
+        for slot in slots:
+            error = await raises(Deleted, tree.wake, slot)
+            assert "lead to no root" in str(error)
+        assert await (await at(test)).kids() == ["Plain good"]
+
+
+@pytest.mark.rule("F-093")
+async def test_the_deepest_facet_wakes_with_its_parents_asleep(clock: object) -> None:
+    async with opened() as test:
+        hops = (("Plain", "1"), ("Plain", "2"), ("Plain", "3"))
+        deepest = await at(test, *hops)
+        await deepest.owe(10)
+        await test.evict([("Top", "a")])
+        await test.advance(11)
+        assert NOTES == [
+            ["due", True, "3", [["Top", "a"], ["Plain", "1"], ["Plain", "2"]]]
+        ]
+
+
 # ---- without a kernel
 
 

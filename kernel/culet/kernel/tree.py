@@ -16,6 +16,7 @@ import trio
 
 from .barrier import Barrier
 from .calls import Stub, TreeTarget
+from .core.limits import DEPTH_MAX
 from .core.path import check_name
 from .duties import Duties
 from .endings import Endings
@@ -414,7 +415,19 @@ class Tree:
             and starts_under(parent)
         ):
             return parent
+        if parent is None:
+            self._check_chain(slot)
         return await self.wake(slot)
+
+    def _check_chain(self, slot: str) -> None:
+        """Rows that somebody has damaged must not make a chain of parents endless."""
+        row = self.node_row(slot)
+        for _ in range(DEPTH_MAX - 1):
+            if row is None or row.parent is None:
+                return
+            row = self.node_row(row.parent)
+        msg = f"the parents of {slot} lead to no root"
+        raise Deleted(msg)
 
     def _start(self, slot: str, row: NodeRow, parent: Node | None, props: Any) -> Node:
         group = self.kernel.classes.known
