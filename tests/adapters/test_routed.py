@@ -573,6 +573,38 @@ async def serving(name: str) -> Any:
         nursery.cancel_scope.cancel()
 
 
+class Scribe(Agent):
+    """Writes down who comes, then sends them on."""
+
+    async def on_forward(self, request: Request) -> Forward | Response | None:
+        self.sql("CREATE TABLE IF NOT EXISTS seen (url TEXT)")
+        self.sql("INSERT INTO seen VALUES (?)", request.url)
+        if request.path == "/refused":
+            return Response("no", 403)
+        return Forward(await self.kernel.get_agent(Chat, "c"))
+
+
+@pytest.mark.parametrize("path", ["/x", "/refused"])
+async def test_what_a_hub_wrote_is_durable_before_anybody_goes_on(
+    path: str, clock: object
+) -> None:
+    async with open_test_kernel(roots=[Scribe, Chat]) as test:
+        await test.kernel.get_agent(Scribe, "s")
+        await come(test, f"/agents/scribe/s{path}")
+        tree = test.tree("Scribe", "s")
+        assert tree is not None
+        assert tree.barrier.durable == tree.barrier.count
+        assert tree.visitors == 0
+        await test.crash()
+        await test.reopen()
+        await test.kernel.get_agent(Scribe, "s")
+        node = test.find([("Scribe", "s")])
+        assert node is not None
+        assert [r.url for r in node.agent.sql("SELECT url FROM seen")] == [
+            f"/agents/scribe/s{path}"
+        ]
+
+
 # ---- what it is written with
 
 

@@ -557,6 +557,56 @@ async def test_a_body_that_is_not_read_in_time_is_dropped(clock: Any) -> None:
     assert upload.sent[1]["body"] == b"the request body was not read in time"
 
 
+async def test_each_kernel_of_an_app_has_its_own_rules() -> None:
+    """Two are mounted; a route's parent says whose."""
+    foreign = ("Origin: https://else.example",)
+    async with opened() as one, opened() as two, trio.open_nursery() as nursery:
+        app = create_app(one, origins="*")
+        install(app, two, prefix="other", cors={"x-two": "yes"})
+
+        @app.route("/<number>/<path:rest>")
+        async def http(number: str, rest: str) -> Any:
+            desk = await {"1": one, "2": two}[number].get_agent(Desk, number)
+            return await route_sub_agent_request(quart_request, desk)
+
+        @app.websocket("/<number>/<path:rest>")
+        async def socket(number: str, rest: str) -> None:
+            desk = await {"1": one, "2": two}[number].get_agent(Desk, number)
+            await route_sub_agent_socket(quart_websocket, desk)
+
+        url = await nursery.start(kit.run_own, app)
+        server = Server(url, one)
+        answers = [
+            await server.http("GET", f"/{n}/sub/clerk/c", headers=foreign)
+            for n in (1, 2)
+        ]
+        shaken = [
+            await server.refused(f"/{n}/sub/clerk/c", [("Origin", "https://e.example")])
+            for n in (1, 2)
+        ]
+        at_two = await (await two.get_agent(Desk, "2")).names()
+        nursery.cancel_scope.cancel()
+
+    assert [a[0] for a in answers] == [200, 200]
+    assert [a[1].get("x-two") for a in answers] == [None, "yes"]
+    assert shaken == [101, 403]
+    assert at_two == ["c"]
+
+
+async def test_what_the_caller_wrote_is_durable_before_the_call_leaves() -> None:
+    class Caller(Agent):
+        async def call_out(self) -> int:
+            self.sql("CREATE TABLE t (v)")
+            desk = await self.kernel.get_agent(Desk, "d")
+            self.sql("INSERT INTO t VALUES (1)")
+            await route_sub_agent_request(Request("GET", "/sub/clerk/c"), desk)
+            barrier = self._node.tree.barrier
+            return barrier.count - barrier.durable
+
+    async with open_kernel(roots=[Caller, Desk], facets=[Clerk]) as kernel:
+        assert await (await kernel.get_agent(Caller, "c")).call_out() == 0
+
+
 # ---- sockets
 
 

@@ -64,25 +64,36 @@ class Visit:
             ctx = Ambient(node, request=self.request, identity=self.request.identity)
             try:
                 response = await node.enter(ctx, node.agent.on_request, self.request)
-            except (FacetAborted, Deleted, CuletError) as error:
-                return error_response(error)
+            except CuletError as error:
+                response = error_response(error)
             except Exception as error:
                 error_id = tree.kernel.report(
                     "request", node, error, name=self.request.url
                 )
-                return Response(f"the request failed (error {error_id})", 500)
-            await tree.durable()
+                response = Response(f"the request failed (error {error_id})", 500)
+            await _told(tree)
         if not isinstance(response.body, bytes):
-            response.body = _gated(tree, response.body)
+            response.body = _gated(tree, response.body, self.request.url)
         return response
 
 
-async def _gated(tree: Tree, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _told(tree: Tree) -> None:
+    """Wait until what an answer may reveal is durable; what is deleted is."""
+    if not tree.closed or tree.barrier.fenced is not None:
+        await tree.durable()
+
+
+async def _gated(
+    tree: Tree, body: AsyncIterator[bytes], url: str
+) -> AsyncIterator[bytes]:
     """Hold each part of a streamed body until what it may reveal is durable."""
     try:
         async for part in body:
             await tree.durable()
             yield part
+    except Exception as error:  # the client only sees it break off
+        tree.kernel.report("request", None, error, name=url)
+        raise
     finally:
         await closed(body)
 
@@ -223,7 +234,11 @@ def _within(node: Node, hook: Callable[..., Awaitable[Any]], request: Request) -
     ctx = Ambient(node, request=request, identity=request.identity)
 
     async def call(*args: Any) -> Any:
-        return await node.enter(ctx, hook, *args)
+        try:
+            return await node.enter(ctx, hook, *args)
+        except CuletError:  # a refusal that is raised is an answer as well
+            await _told(node.tree)
+            raise
 
     return call
 
