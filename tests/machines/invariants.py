@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from culet.kernel.core.limits import DEPTH_MAX
 from culet.kernel.tree import Tree
 
 NEVER: Final = {
@@ -42,6 +43,19 @@ NEVER: Final = {
         "SELECT n.slot FROM node n JOIN node p ON p.slot = n.parent"
         " WHERE n.state = 'live' AND p.state = 'gone'"
     ),
+    "two agents of one address": (
+        "SELECT n.parent, n.class, n.name FROM node n WHERE n.state = 'live'"
+        " GROUP BY n.parent, n.class, n.name HAVING count(*) > 1"
+    ),
+    "a node without its parent": (
+        "SELECT n.slot FROM node n WHERE n.parent IS NOT NULL AND NOT EXISTS"
+        " (SELECT 1 FROM node p WHERE p.slot = n.parent AND p.born < n.born)"
+    ),
+    "a node deeper than allowed": (
+        "WITH RECURSIVE d (slot, depth) AS (SELECT n.slot, 1 FROM node n"
+        " WHERE n.parent IS NULL UNION ALL SELECT n.slot, d.depth + 1 FROM node n"
+        f" JOIN d ON n.parent = d.slot) SELECT d.slot FROM d WHERE d.depth > {DEPTH_MAX}"
+    ),
     "a run whose asker has ended": (
         "SELECT r.id FROM run r JOIN run a ON r.owner = a.child AND r.asker = a.id"
         " WHERE r.status = 'running' AND a.status <> 'running'"
@@ -67,6 +81,10 @@ def broken(tree: Tree) -> list[str]:
         rows = tree.db.execute(sql)
         if rows:
             out.append(f"{what}: {rows[:3]}")
+    files = tree.store.slots() - {"tree"}
+    orphans = [slot for slot in files if tree.node_row(slot) is None]
+    if orphans:
+        out.append(f"files without a row: {orphans[:3]}")
     for slot in tree.store.slots():
         agent = tree.store.agent(slot)
         if slot != "tree" and agent.exists and agent.execute(HOLES):

@@ -25,6 +25,7 @@ from culet.kernel.errors import (
 )
 from culet.kernel.testing import open_test_kernel
 from machines.guest import TrioMachine
+from machines.invariants import broken
 from machines.sometimes import Sometimes
 
 GOOD = (
@@ -272,6 +273,10 @@ class RegistryMachine(TrioMachine):
         if self._end is None:
             listed = self.do(self._ask, "names")
             assert sorted(listed) == sorted(self.facets)
+            tree = self.test.tree("Keeper", "k")
+            assert tree is not None
+            wrong = broken(tree)
+            assert not wrong, wrong
 
     def teardown(self) -> None:
         """Once all wipes have run, only what lives has rows and files."""
