@@ -11,6 +11,7 @@ import trio
 
 from culet.kernel import Agent, Connection, current_agent, rpc
 from culet.kernel import Final as FinalValue
+from culet.kernel.errors import UsageError
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import agent_at, node_at, settle
 from kernel.peers import RecordingPeer, connect, frames_of
@@ -286,12 +287,24 @@ async def test_marks_are_inherited_and_an_override_speaks_for_itself(
         assert (await called(peer, "inherited"))["result"] == "base"
         assert (await called(peer, "overridden"))["result"] == "top"
         assert not (await called(peer, "unmarked"))["success"]
-        table = test.kernel.classes.known["Top"].rpc
-        about = {name: m.fn.__culet_rpc__.description for name, m in table.items()}  # type: ignore[attr-defined]
-        assert about["inherited"] == "from the base"
-        assert about["overridden"] == "what Top says"
-        assert about["echo"] is None
+        about = agent_at(test).get_callable_methods()
+        assert about["inherited"] == ("from the base", False)
+        assert about["overridden"] == ("what Top says", False)
+        assert about["echo"] == (None, False)
+        assert about["stream"].streaming
         assert "unmarked" not in about
+
+
+@pytest.mark.rule("F-431")
+async def test_two_methods_under_one_name_are_refused() -> None:
+    class Both(Base):
+        @rpc(name="inherited")
+        async def other(self) -> str:
+            return "other"
+
+    with pytest.raises(UsageError, match="both inherited and other 'inherited'"):
+        async with open_test_kernel(roots=[Both]):
+            pytest.fail("it opened")
 
 
 @AT

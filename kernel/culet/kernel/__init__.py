@@ -6,6 +6,7 @@ from .agent import retry_call as retry_call
 from .calls import AsyncCallback as AsyncCallback
 from .calls import Final as Final
 from .calls import Stub as Stub
+from .classes import CallableMethod as CallableMethod
 from .classes import rpc as rpc
 from .clock import Clock as Clock
 from .core.chunks import apply_chunk_to_parts as apply_chunk_to_parts

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from .calls import Stub, TreeTarget
+from .classes import CallableMethod
 from .core import frames
 from .core.job import Retry
 from .core.path import PathStep, kebab
@@ -372,6 +373,10 @@ class Agent:
         return self._state
 
     # ---- sockets
+
+    def get_callable_methods(self) -> dict[str, CallableMethod]:
+        """Return what clients may call, by the names that they use."""
+        return dict(self._node.kind.callables)
 
     def broadcast(
         self, message: str | bytes, without: Collection[Connection | str] = ()

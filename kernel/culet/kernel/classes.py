@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from .calls import Method
 from .core.path import check_classes, kebab
@@ -25,6 +25,13 @@ class RpcMark:
 
     def __init__(self, name: str, description: str | None) -> None:
         self.name, self.description = name, description
+
+
+class CallableMethod(NamedTuple):
+    """What a class says of a method that clients may call."""
+
+    description: str | None
+    streaming: bool
 
 
 def rpc(
@@ -62,6 +69,7 @@ class AgentClass:
         self.kebab = kebab(cls.__name__)
         self.methods: dict[str, Method] = {}
         self.rpc: dict[str, Method] = {}
+        self.callables: dict[str, CallableMethod] = {}
         self._reserved = frozenset(dir(base))
         _refuse_overrides(cls, base)
         for name, fn in inspect.getmembers(cls, inspect.isfunction):
@@ -76,7 +84,7 @@ class AgentClass:
             else:
                 continue
             if mark is not None:
-                self.rpc[mark.name] = method
+                self._let_clients_call(mark, method)
         self.is_tool = cls.on_turn is not base.on_turn
         if not inspect.isasyncgenfunction(cls.on_turn):
             msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
@@ -102,6 +110,14 @@ class AgentClass:
 
     def __repr__(self) -> str:
         return f"<class {self.name}>"
+
+    def _let_clients_call(self, mark: RpcMark, method: Method) -> None:
+        other = self.rpc.setdefault(mark.name, method)
+        if other is not method:
+            names = f"{other.fn.__name__} and {method.fn.__name__}"
+            msg = f"{self.name}: clients would call both {names} {mark.name!r}"
+            raise UsageError(msg)
+        self.callables[mark.name] = CallableMethod(mark.description, method.streams)
 
     def reserves(self, name: str) -> bool:
         """Whether no class can have a method of that name for others to call."""
