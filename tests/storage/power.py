@@ -273,6 +273,10 @@ class Proof:
         )
 
 
+class _Undo(Exception):
+    """Ends a transaction that shall not be."""
+
+
 class Life:
     """One life of a tree: turns, the phases of a record and chores, in any order."""
 
@@ -311,6 +315,11 @@ class Life:
 
     def turn(self) -> None:
         found = self.databases()
+        chance = random.Random(
+            len(self.proof.journal.ops)
+        )  # leaves the history as it is
+        if chance.random() < 0.05:
+            self.overflow(chance.choice(found), chance)
         for database in self.rng.sample(found, self.rng.randrange(1, len(found) + 1)):
             with database.transaction():
                 for _ in range(self.rng.randrange(1, 4)):
@@ -321,6 +330,28 @@ class Life:
             if isinstance(database, FileAgent) and self.rng.random() < 0.1:
                 database.disconnect()
                 self.proof.met["reopened"] += 1
+
+    def overflow(self, database: Database, chance: random.Random) -> None:
+        """Write more than the page cache holds: it spills into the WAL uncommitted."""
+        name = database.slot + ".db" if isinstance(database, FileAgent) else TREE_FILE
+        keeps, size = chance.random() < 0.4, self.tree.folder.size
+
+        def change() -> None:
+            database.execute("CREATE TABLE IF NOT EXISTS big (a)")
+            before = size(name + "-wal")
+            for _ in range(90):
+                text = chance.randbytes(chance.choice([400, 1500])).hex()
+                database.execute("INSERT INTO big VALUES (?)", (text,))
+            self.proof.met["spilled"] += size(name + "-wal") > before
+            database.execute("DELETE FROM big")
+            if not keeps:
+                raise _Undo
+
+        try:
+            with database.transaction():
+                change()
+        except _Undo:
+            self.proof.met["rolled back"] += 1
 
     def statement(self, database: Database) -> None:
         rng, k = self.rng, self.rng.randrange(12)

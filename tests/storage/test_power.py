@@ -19,7 +19,7 @@ IMAGES = {"power": Volume(500, 3_000, 9_000), "process": Volume(150, 1_000, 3_00
 DOCTOR = Volume(5, 1, 1)  # looks at each n-th image
 MUST_MEET = (
     "checkpointed", "created", "ddl", "deleted", "held", "reopened", "rests",
-    "retired", "vacuum", "wal emptied",
+    "retired", "rolled back", "spilled", "vacuum", "wal emptied",
 )  # fmt: skip
 
 

@@ -211,8 +211,7 @@ def check(log: Log) -> None:
     last = log.records[-1] if log.records else None
     epoch, lsn, top = (last.epoch, last.lsn, last.segment) if last else (0, 0, 0)
     for segment in log.segments:
-        later = segment.number >= top
-        if later and any(e >= epoch and known > lsn for e, known in segment.known):
+        if any(e >= epoch and known > lsn for e, known in segment.known):
             raise LogError(_DAMAGED.format(segment.name, segment.end))
     if last is None:
         return

@@ -109,7 +109,7 @@ def judge(log: Log, where: str) -> None:
     stops, last = log.stops, log.chain[-1] if log.chain else None
     epoch, lsn, top = (last.epoch, last.lsn, last.segment) if last else (0, 0, 0)
     for number, claim in log.claims:
-        if number >= top and claim.epoch >= epoch and claim.synced > lsn:
+        if claim.epoch >= epoch and claim.synced > lsn:
             raise _damaged(where, number, stops[number])
     if last is None:
         return
