@@ -19,6 +19,7 @@ from culet.storage import Files, SqliteStore, open_memory, open_sqlite
 from culet.storage.doctor_folder import look
 from culet.storage.janitor import _copy_all
 from culet.storage.treefile import FileAgent, SqliteTree
+from culet.web.__main__ import main
 from storage.driving import (
     KEY,
     NOTE,
@@ -403,3 +404,62 @@ def test_the_doctor_is_a_program(
 
     assert ended.value.code == 0
     assert "nothing is wrong" in capsys.readouterr().out
+
+
+# --- a folder that is read offline
+
+
+def listed(world: World, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    world.store.close()
+    status = main(["tree", world.store.directory])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_agents_whose_files_hold_nothing_yet_are_listed(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for slot in ("there", "lost"):
+        add_node(world.tree, slot, "root0")
+        world.tree.make(world.tree.agent(slot))
+    barrier(world.tree)
+    os.unlink(world.tree.folder.where("lost.db"))
+
+    status, out, _ = listed(world, capsys)
+    assert status == 0
+    assert out.count("\n") == 3
+
+
+def test_a_root_that_is_being_destroyed_is_not_listed(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.tree.tree.execute("UPDATE main.node SET state = 'gone'")
+    barrier(world.tree)
+
+    assert listed(world, capsys)[1] == ""
+
+
+@pytest.mark.unsound("it is damaged")
+@pytest.mark.parametrize("how", ["page", "log", "young"])
+def test_a_tree_that_cannot_be_read_is_named_and_one_that_is_being_made_is_not(
+    world: World, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    world.fill_wal(60)
+    barrier(world.tree)
+    world.store.close()
+    folder = Path(world.tree.folder.path)
+    if how == "page":
+        world.store.open()
+        tree = world.store.open_tree(KEY, level="power")  # all is in the files now
+        tree.close()
+        (folder / "tree.db").write_bytes(b"no database" * 700)
+    elif how == "log":
+        (folder / "log00000001").write_bytes(b"")
+        (folder / "tree.db").write_bytes(b"\1" * 9000)
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+
+    status, out, err = listed(world, capsys)
+    assert out == ""
+    assert ("culet doctor" in err) == (status != 0) == (how != "young")

@@ -61,10 +61,7 @@ class Database:
         """Close the connection; an open transaction is rolled back."""
         connection, self.connection, self.depth = self.connection, None, 0
         if connection is not None:
-            try:
-                connection.close(True)
-            except CAUGHT as error:
-                raise storage_error(error) from error
+            connection.close(True)  # forced: it raises nothing
 
 
 class Transaction:
