@@ -11,6 +11,7 @@ import trio
 
 from culet.kernel import Agent, Limits, Retry, Schedule
 from culet.kernel.errors import CapacityError, FacetAborted, UsageError
+from culet.kernel.ports import TreeKey
 from culet.kernel.testing import EPOCH_MS, Harness, open_test_kernel
 from kernel.agents import agent_at, raises, rows, settle, tree_of
 
@@ -517,6 +518,25 @@ async def test_what_comes_due_while_stopping_is_kept(
         test.clock.jump(50)
         await test.reopen()
         await test.advance(20)
+        assert fired() == ["x"]
+
+
+@pytest.mark.rule("HB-25")
+@pytest.mark.parametrize("passes", range(8))
+async def test_what_was_just_taken_when_the_tree_closes_wakes_it_again(
+    passes: int, clock: object
+) -> None:
+    async with opened() as test:
+        root, _me = await opened_top(test)
+        await root.add(10, "note", "x")
+        await test.evict([("Top", "a")])
+        test.clock.jump(60)
+        await test.kernel.open_root(TreeKey("Top", "a"))
+        for _ in range(passes):
+            await trio.lowlevel.checkpoint()
+        await test.close()
+        await test.reopen()
+        await test.advance(30)
         assert fired() == ["x"]
 
 

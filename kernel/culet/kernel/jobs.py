@@ -51,6 +51,7 @@ _QUEUE_HEAD: Final = (
 )
 _LANES: Final = f"SELECT DISTINCT owner, lane FROM job WHERE {_FREE}"
 _SLOT: Final = f"SELECT min(due_at) FROM job WHERE {_FREE}"
+_LEFT: Final = "SELECT min(due_at) FROM job WHERE dead = 0 AND paused = 0"
 _TAKE: Final = (
     "UPDATE job SET held = ?, attempts = min(attempts, 1000000) + 1, begun = begun OR kind = 'turn'"
     f" WHERE id = ? AND {_FREE} RETURNING {_COLUMNS}"
@@ -255,6 +256,14 @@ class Jobs:
     def slot(self) -> int | None:
         """Return the alarm slot: the earliest free job; None: nothing is owed."""
         value = self.db.execute(_SLOT)[0][0]
+        return None if value is None else int(value)
+
+    def left(self) -> int | None:
+        """Return the slot that a tree leaves: what a worker still holds is owed as well.
+
+        Its hold is void in the next life, but that must begin.
+        """
+        value = self.db.execute(_LEFT)[0][0]
         return None if value is None else int(value)
 
     # ---- what is due

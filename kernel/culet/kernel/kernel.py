@@ -255,7 +255,7 @@ class Kernel:
         try:
             with trio.CancelScope(shield=True):
                 remnants = await tree.stop(final=final)
-                due = tree.jobs.slot() if final else _AWAKE
+                due = tree.jobs.left() if final else _AWAKE
                 assert tree.nursery is not None
                 tree.nursery.cancel_scope.cancel(reason="the tree closes")
 
