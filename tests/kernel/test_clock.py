@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import trio
 import trio.testing
 
+from culet.kernel import Agent
 from culet.kernel.clock import Chance, SystemClock
-from culet.kernel.testing import EPOCH_MS, VirtualClock
+from culet.kernel.testing import EPOCH_MS, ScriptedChild, VirtualClock, open_test_kernel
 
 
 async def test_the_wall_jumps_both_ways_and_nothing_else_moves(
@@ -41,6 +44,27 @@ async def test_the_virtual_stopwatch_grows_with_each_look_whatever_the_machine_d
     assert looks == [second.stopwatch_ns() for _ in range(5)]
     first.jump(-3600)  # it is no wall
     assert first.stopwatch_ns() > looks[-1]
+
+
+class Asker(Agent):
+    """Has a run done for it."""
+
+    async def ask(self) -> str:
+        script = [["say", "a"], ["sleep", 1], ["say", "b"]]
+        return (await self.run_agent_tool(ScriptedChild, script, run_id="r")).status
+
+
+async def test_a_machine_that_is_slow_without_end_still_stores_what_is_said(
+    clock: trio.testing.MockClock,
+) -> None:
+    """Each look at the stopwatch is a second later: every slice is over at once."""
+    seconds = itertools.count()
+    async with open_test_kernel(roots=[Asker], facets=[ScriptedChild]) as test:
+        slow = lambda: next(seconds) * 10**9  # noqa: E731
+        test.clock.stopwatch_ns = slow  # type: ignore[method-assign]
+        asker = await test.kernel.get_agent(Asker, "a")
+        with trio.fail_after(60):
+            assert await asker.ask() == "completed"
 
 
 def test_the_stopwatch_of_the_machine_only_grows() -> None:

@@ -197,10 +197,12 @@ class Barrier:
 
     async def _record(self) -> None:
         deadline = self._stopwatch() + int(self.limits.flush_s * 1e9)
-        while self.before and self._stopwatch() < deadline:
+        while self.before:  # one at least, or a slow machine would store nothing
             fn = next(iter(self.before))
             del self.before[fn]
             fn()
+            if self._stopwatch() >= deadline:
+                break
         if self.before:
             self.urge()
         after, self.after = self.after, []
