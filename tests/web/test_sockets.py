@@ -222,6 +222,19 @@ async def test_a_child_that_cannot_start_is_not_refused_for_good(caplog) -> None
         assert b"secret" not in body
 
 
+async def test_one_socket_more_than_a_tree_may_have_is_told_to_try_again() -> None:
+    async with serving(limits=Limits(sockets_per_tree=2)) as server:
+        async with server.connect() as one, server.connect() as two:
+            await one.hello()
+            await two.hello()
+            assert await server.close_of("/agents/hub/h") == 1011
+            assert (await one.call("ping", "hi"))["result"] == "hi"
+        while server.kernel.metrics()["connections"]:
+            await trio.sleep(0.01)
+        async with server.connect() as three:
+            await three.hello()
+
+
 @pytest.mark.rule("F-221", "F-222")
 async def test_tags_that_cannot_be_close_1011_and_the_log_says_why(caplog) -> None:
     async with (
