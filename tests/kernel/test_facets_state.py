@@ -47,7 +47,9 @@ class Top(Agent):
         return bool(ctx.identity != "raw")
 
     def validate_state_change(self, next: Any, source: Any) -> None:  # noqa: A002
-        HEARD.append(("check", next, source))
+        HEARD.append(("check", str(next), source))
+        if isinstance(next, dict):
+            next["touched"] = True  # a copy: it shows nowhere
         if isinstance(next, dict) and "bad" in next:
             raise ValueError("secret-token-9")
 

@@ -90,8 +90,7 @@ def store_state(node: Node, value: Any, source: Connection | None) -> str:
     except UNENCODABLE as error:
         msg = f"the state cannot be encoded as JSON: {error}"
         raise UsageError(msg) from None
-    copy = msgspec.json.decode(text)
-    agent.validate_state_change(copy, source or "server")
+    agent.validate_state_change(msgspec.json.decode(text), source or "server")
     end_stale(node)
     node.db.execute(_PUT, (_KEY, text))
     node.tree.touched()
@@ -100,7 +99,7 @@ def store_state(node: Node, value: Any, source: Connection | None) -> str:
     )
     node.tree.emit("state:update", node.slot, {})
     if node.kind.hears_state:
-        _owe_hook(node, copy, source)
+        _owe_hook(node, msgspec.json.decode(text), source)
     return text
 
 
