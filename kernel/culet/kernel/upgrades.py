@@ -145,6 +145,7 @@ class Upgrades:
             msg = f"{old} {name!r} was deleted meanwhile"
             raise Deleted(msg)
         tree.aborted.pop(slot, None)  # its stubs serve the new class
+        tree.supervision.forget((parent, old, name))  # and that one begins anew
         tree.emit("upgrade", slot, Upgraded(tree.path_of(slot), old, new.name))
 
     def started(self, node: Node) -> None:
