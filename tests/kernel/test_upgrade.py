@@ -274,7 +274,9 @@ async def test_a_missing_callback_rests_where_it_is_seen_and_can_be_replayed(
         assert await root.use("Old", "k", "again", [often])
         await test.advance(3700)
         kept = await root.use("Old", "k", "kept", [])
-        assert kept == ["gone was there"] * 3, "both now, and the next tick"
+        assert set(kept) == {"gone was there"}
+        assert len(kept) in (2, 3), "both now, and the tick that was next"
+        assert await root.use("Old", "k", "owed", []) == [["gone", False, False]]
 
 
 @pytest.mark.rule("F-399", "F-404", "F-407")
