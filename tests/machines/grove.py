@@ -154,7 +154,8 @@ class Bough(Agent):
         tree, grove = self._node.tree, self.grove
         slot = tree.slot_of(self._node.slot, cls, name)
         plan = order(tree.nodes[slot]) if slot in tree.nodes else []
-        deaf = {n for d in grove.deaf for n in d.lineage() if d in plan and n in plan}
+        # whoever is deaf holds up all above it, also as a remnant of before
+        deaf = {n for d in grove.deaf for n in d.lineage() if n in plan}
         names = [n.path_text() for n in plan]
         before = len(grove.stops)
         try:
