@@ -306,7 +306,7 @@ class Deaf(Facet):
         yield {"type": "text-delta", "id": "t", "delta": "x"}
 
 
-@pytest.mark.rule("F-029")
+@pytest.mark.rule("F-029", "F-031")
 async def test_a_get_waits_for_the_delete_then_makes_a_fresh_one(
     clock: object,
 ) -> None:
@@ -329,6 +329,7 @@ async def test_a_get_waits_for_the_delete_then_makes_a_fresh_one(
             await settle()
             assert not fresh
             assert not kids.has(Deaf, "k")
+            assert kids.list() == []
         assert NOTES[-2:] == ["old code of k", "start k"]
         assert len(fresh) == 2
         assert await fresh[0].kept() == []

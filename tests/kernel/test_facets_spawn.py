@@ -223,7 +223,7 @@ async def test_a_failed_start_is_taken_back_though_its_caller_has_left(
         assert not (await children(test)).has(Fails, "f")
 
 
-@pytest.mark.rule("F-007")
+@pytest.mark.rule("F-007", "F-009")
 async def test_what_existed_before_outlives_a_failed_start(clock: object) -> None:
     async with opened(*MORE) as test:
         kid = await get(test, (Fails, "f"))
