@@ -46,7 +46,7 @@ def _profile() -> Profile:
 PROFILE: Final = _profile()
 EXAMPLES: Final = Volume(60, 150, 1000)  # of a law that Hypothesis checks
 ASKED: Final[dict[Kind, Volume]] = {
-    "crash points": Volume(550, 5_000, 10_000),
+    "crash points": Volume(550, 6_500, 13_000),
     "power images": Volume(650, 4_000, 12_000),
     "machine steps": Volume(10_000, 200_000, 5_000_000),
     "kills": Volume(20, 40, 5_000),
