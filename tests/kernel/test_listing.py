@@ -168,3 +168,22 @@ async def test_a_page_of_ten_thousand_facets_holds_the_loop_for_a_moment(
         assert [row["slot"] for row in last] == [
             f"slot{n}" for n in range(9991, 10_000)
         ]
+
+
+async def test_a_path_reads_the_same_wherever_it_is_told(clock: object) -> None:
+    async with opened() as test:
+        await test.kernel.get_agent(Top, "a")
+        heard: list[str] = []
+
+        def hear(channel: str, _tree: Any, _subject: Any, detail: Any) -> None:
+            heard.append(getattr(detail, "path", channel))
+
+        test.kernel.subscribe("*", hear)
+        inside = agent_at(test).dynamic_agents
+        await inside.get(Kid, "x/Kid/y")
+        told = [row["path"] for row in test.kernel.tree("Top", "a")]
+        receipt = await inside.abort(Kid, "x/Kid/y")
+        await inside.delete(Kid, "x/Kid/y")
+        paths = {told[1], receipt.nodes[0][0], *heard} - {"abort"}
+        assert len(paths) == 1, paths
+        assert "x/Kid/y" not in paths.pop(), "it is no child of a child"

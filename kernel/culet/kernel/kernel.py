@@ -430,6 +430,11 @@ class Kernel:
 
         return unsubscribe
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody has subscribed: a detail that takes work is made only then."""
+        return bool(self._listeners)
+
     def emit(self, channel: str, tree: Tree | None, subject: Any, detail: Any) -> None:
         """Tell listeners of one event; what they raise is logged and ends there."""
         if not self._listeners:

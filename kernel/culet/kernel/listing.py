@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from .core.path import path_text
 from .node import Node
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def page(tree: Tree, limit: int, after: str | None) -> list[dict[str, Any]]:
         paths: dict[str, str] = {}
         for _born, slot, parent, class_name, name in found:
             above = None if parent is None else _path(tree, paths, parent)
-            step = f"{class_name}/{name}"
+            step = path_text([(class_name, name)])
             paths[slot] = step if above is None else f"{above}/{step}"
             node = tree.nodes.get(slot)
             rests = tree.supervision.rests((parent, class_name, name))

@@ -17,7 +17,7 @@ import trio
 from .barrier import Barrier
 from .calls import Stub, TreeTarget
 from .core.limits import DEPTH_MAX
-from .core.path import check_name
+from .core.path import check_name, path_text
 from .duties import Duties
 from .endings import Endings
 from .errors import (
@@ -281,12 +281,12 @@ class Tree:
 
     def path_of(self, slot: str) -> str:
         """Return the path of an agent, awake or not, as `Node.path_text` does."""
-        steps: list[str] = []
+        steps: list[tuple[str, str]] = []
         here: str | None = slot
         while here is not None and (row := self.node_row(here)) is not None:
-            steps.append(f"{row.class_name}/{row.name}")
+            steps.append((row.class_name, row.name))
             here = row.parent
-        return "/".join(reversed(steps))
+        return path_text(reversed(steps))
 
     def insert_node(self, slot: str, parent: str, kind: AgentClass, name: str) -> None:
         """Write the row of a child unless it is there; inside a transaction.
@@ -330,8 +330,8 @@ class Tree:
         with self.transaction():
             self.insert_node(slot, parent.slot, kind, name)
         self.made.add(slot)
-        path = f"{parent.path_text()}/{kind.name}/{name}"
-        self.emit("spawn", slot, Whereabouts(path, kind.name, name))
+        if self.kernel.heard:
+            self.emit("spawn", slot, Whereabouts(self.path_of(slot), kind.name, name))
         return slot
 
     def _unmake(self, node: Node) -> None:
@@ -446,7 +446,9 @@ class Tree:
             parent.children.start_soon(node.run)
         else:
             self.start_soon(node.run)
-        self.emit("start", slot, Whereabouts(node.path_text(), kind.name, row.name))
+        if self.kernel.heard:
+            about = Whereabouts(node.path_text(), kind.name, row.name)
+            self.emit("start", slot, about)
         return node
 
     async def _started(self, node: Node) -> None:
@@ -477,7 +479,8 @@ class Tree:
             del node.parent.kids[node.slot]
         if node in self.remnants:
             self.remnants.remove(node)
-        self.emit("stop", node.slot, Stopped(node.path_text(), node.reason))
+        if self.kernel.heard:
+            self.emit("stop", node.slot, Stopped(node.path_text(), node.reason))
         if node.error is not None and node.slot in self.made:
             self._unmake(node)
 

@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO
 
+from culet.kernel.core.path import path_text
+
 from . import doctor_log as log
 from . import doctor_rules as rules
 from .doctor import CANNOT_LOOK, SOUND, WRONG
@@ -94,7 +96,7 @@ class _Tree:
 
 
 def _path(paths: dict[str, str], parent: str | None, class_name: str, name: str) -> str:
-    step = f"{class_name}/{name}"
+    step = path_text([(class_name, name)])
     return step if parent is None else f"{paths.get(parent, '?')}/{step}"
 
 
@@ -185,7 +187,7 @@ def _tell(
     try:
         with rules.opened(f"{place}/{log.TREE_DB}") as connection:
             tree = _Tree(connection, sizes)
-            if tree.root is None or args.root not in (None, "/".join(tree.root)):
+            if tree.root is None or args.root not in (None, path_text([tree.root])):
                 return False
             say = json.dumps if args.json else line
             out.writelines(f"{say(row)}\n" for row in rows(tree))
