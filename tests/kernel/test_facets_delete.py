@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Chunk, Turn, open_kernel
+from culet.kernel import Chunk, Response, Turn, open_kernel
 from culet.kernel.errors import Deleted, FacetAborted, StorageError
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import (
@@ -23,7 +23,7 @@ from kernel.family import (
     get,
     opened,
 )
-from kernel.peers import connect
+from kernel.peers import RecordingPeer, come, connect
 
 NAMES = [
     ("slash-child", "slash-child/nested-looking"),
@@ -363,6 +363,69 @@ async def test_a_get_waits_no_longer_than_old_code_may_take(clock: object) -> No
             began = trio.current_time()
             assert await (await kids.get(Deaf, "k")).ping(1) == 2
             assert 1 <= trio.current_time() - began < 2
+
+
+class Starts(Facet):
+    async def on_start(self) -> None:
+        await self.keep("x")
+        await self.schedule(5, "reminded", "x")
+        if self.name == "ends itself":
+            await self.destroy()
+        await trio.sleep(1)
+        NOTES.append(f"{self.name} started")
+
+
+@pytest.mark.rule("F-054", "F-068")
+@pytest.mark.parametrize("name", ["ends itself", "is deleted"])
+async def test_a_delete_in_the_middle_of_a_start_ends_it(
+    name: str, clock: object
+) -> None:
+    async with opened(Starts) as test:
+        kids = await children(test)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(raises, Deleted, kids.get, Starts, name)
+            await settle()
+            await kids.delete(Starts, name)
+        await test.advance(10)
+        assert NOTES == ["start a"]
+        assert (count(test, "node"), count(test, "job"), files(test)) == (1, 0, set())
+        assert tree_of(test).made == set()
+
+
+async def test_a_delete_goes_on_without_its_caller(clock: object) -> None:
+    async with opened(Deaf, abort_grace_s=5) as test:
+        kid = await get(test, (Deaf, "k"))
+        kids = await children(test)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, Deleted, kid.deaf, 2)
+            await settle()
+            with trio.move_on_after(0.5):
+                await kids.delete(Deaf, "k")
+            await kids.get(Deaf, "k")
+            assert NOTES[-2:] == ["old code of k", "start k"], (
+                "a get waits all the same"
+            )
+
+
+@pytest.mark.rule("F-065")
+async def test_who_was_let_in_just_before_finds_nobody(clock: object) -> None:
+    async with opened() as test:
+        await get(test, (Facet, "k"))
+        found = await come(test, ("Top", "a"), ("Facet", "k"))
+        assert not isinstance(found, Response)
+        await drop(test, Facet, "k")
+        client = RecordingPeer(found.gate)
+        client.connection = found.connect(client, "c")
+        await raises(Deleted, client.connection.opened)
+        client.send("late")
+        await raises(Deleted, found.handle)
+        client.connection.closed(1006, "", was_clean=False)
+        await test.advance(5)
+        assert count(test, "node") == 1
+        assert tree_of(test).sockets.count == 0
+        assert "start k" in NOTES[:2]
+        assert NOTES.count("start k") == 1
 
 
 # ---- when it is cut short

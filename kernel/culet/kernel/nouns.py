@@ -73,7 +73,10 @@ class DynamicAgents:
         limit: int | None = None,
         after: tuple[str, str] | None = None,
     ) -> list[Child]:
-        """Return the facets in the order of their birth; `after` is (class, name)."""
+        """Return the facets in the order of their birth; `after` is (class, name).
+
+        Where that one has been deleted meanwhile the page begins at the start.
+        """
         node = self._node
         wanted = None if cls is None else self._class(cls)
         count = node.tree.kernel.limits.children_per_agent if limit is None else limit
