@@ -193,9 +193,12 @@ async def test_what_is_owed_is_told_of_its_owner_try_by_try(clock: object) -> No
             ("schedule:create", Owed("tick", taken_back)),
             ("schedule:cancel", Owed("tick", taken_back)),
             ("schedule:create", Owed("tick", fails)),
+            ("schedule:execute", Owed("tick", fails, 1)),
             ("schedule:retry", Owed("tick", fails, 1, error)),
+            ("schedule:execute", Owed("tick", fails, 2)),
             ("schedule:error", Owed("tick", fails, 2, error)),
             ("queue:create", Owed("tick", queued)),
+            ("queue:execute", Owed("tick", queued, 1)),
             ("queue:error", Owed("tick", queued, 1, error)),
         ]
         owners = {s for c, s, d in heard if isinstance(d, Owed)}

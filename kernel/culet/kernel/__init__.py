@@ -17,6 +17,7 @@ from .core.path import PathStep as PathStep
 from .core.reducer import AgentToolEvents as AgentToolEvents
 from .core.reducer import apply_agent_tool_event as apply_agent_tool_event
 from .core.run import AgentToolRun as AgentToolRun
+from .core.upcoming import Upcoming as Upcoming
 from .fibers import FiberRecovery as FiberRecovery
 from .fibers import FiberResolution as FiberResolution
 from .http import ConnectContext as ConnectContext
@@ -25,6 +26,7 @@ from .http import Request as Request
 from .http import Response as Response
 from .kernel import Kernel as Kernel
 from .kernel import open_kernel as open_kernel
+from .plans import Due as Due
 from .runs import Detached as Detached
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection

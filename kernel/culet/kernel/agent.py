@@ -17,7 +17,7 @@ import trio
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
-from .core.job import Retry
+from .core.job import Misfire, Retry
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
 from .errors import NotFound, StorageError, UsageError
@@ -32,8 +32,9 @@ from .nouns import (
     SchedulesNoun,
     SocketsNoun,
 )
+from .plans import Due, callback_name
 from .runs import Ask, Detached
-from .schedules import Schedule, callback_name
+from .schedules import Schedule
 from .sockets import Connection, check_tags, message_blob
 from .sql import Transaction, end_stale, rows
 from .state import Changes, check_writer, keep_state, load_state, store_state
@@ -162,7 +163,8 @@ class Agent:
     ) -> None:
         """Called for what a message handler or `on_state_changed` raises.
 
-        Returning means handled.
+        Returning means handled. Also for what a schedule or queued call raised when it
+        will not be tried again: that is booked by then, and the answer changes nothing.
         """
         raise error
 
@@ -404,16 +406,23 @@ class Agent:
         idempotent: bool | None = None,
         retry: Retry | None = None,
         tz: str | None = None,
+        misfire: Misfire = "one",
         jitter: float = 0.0,
     ) -> Schedule:
         """Owe a call of one of this agent's methods: in seconds, at a time, or by cron.
 
-        The method gets `(payload, schedule)`. At least once, never early.
+        The method gets `(payload, schedule)`. At least once, never early. `idempotent`:
+        whether one with the same time, callback and payload is the same one (None: yes
+        for a cron text, no for the others). Of a cron text `tz` is its IANA zone, and
+        `misfire` says what becomes of a tick that is later than
+        `limits.misfire_grace_s`: `one`, it is called though late, and once for all that
+        were missed; `none`, it is skipped. `jitter`: so many seconds chance may add.
+
+        Raises `UsageError` for what would never come, or would fail when it does;
+        `CapacityError` beyond `limits.schedules_per_agent`.
         """
-        made = self._node.tree.schedules.add(
-            self._node, when, callback, payload, idempotent=idempotent,
-            retry=retry or self.retry, tz=tz, jitter=jitter,
-        )  # fmt: skip
+        due = Due(when, callback, payload, idempotent, retry, tz, misfire, jitter)
+        made = self._node.tree.schedules.add(self._node, due)
         await trio.lowlevel.checkpoint_if_cancelled()
         return made
 
@@ -424,10 +433,16 @@ class Agent:
         payload: Any = None,
         *,
         retry: Retry | None = None,
+        misfire: Misfire = "one",
+        jitter: float = 0.0,
     ) -> Schedule:
-        """Owe a call every so many seconds; the same one twice is one."""
+        """Owe a call every so many seconds; the same one twice is one.
+
+        At most 30 days: use a cron text for what is rarer. It keeps its grid: how long a
+        call takes, or how late it is, moves no later one.
+        """
         made = self._node.tree.schedules.every(
-            self._node, seconds, callback, payload, retry or self.retry
+            self._node, seconds, callback, payload, retry, misfire, jitter
         )
         await trio.lowlevel.checkpoint_if_cancelled()
         return made

@@ -23,7 +23,9 @@ fiber:start           Subject         name of the fiber
 fiber:recover         Subject         number of the attempt
 fiber:end             Subject         Ending
 schedule:create, queue:create         slot, Owed: one was stored
-schedule:fire         slot            Schedule: a call begins, of a schedule or the queue
+schedule:execute, queue:execute       slot, Owed: a call begins
+schedule:skip         slot            Owed: a tick came too late for its policy
+schedule:duplicate_warning            slot, Crowd: many calls of one method are due
 schedule:retry, queue:retry           slot, Owed: a try failed, another one follows
 schedule:error, queue:error           slot, Owed: attempts are used up
 schedule:cancel, queue:cancel         slot, Owed: it was taken back, or its owner deleted
@@ -81,6 +83,14 @@ class Failure(NamedTuple):
     what: str
     name: str
     error: BaseException
+
+
+class Crowd(NamedTuple):
+    """Calls of one method that are due at once, suspiciously many: at least `calls`."""
+
+    callback: str
+    calls: int
+    type: str = "one-shot"
 
 
 class Owed(NamedTuple):

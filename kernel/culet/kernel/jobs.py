@@ -10,14 +10,22 @@ releases what former lives held, and that is recovery.
 Jobs know no kinds: the tree gives a table of them. Due order, one worker per owner and
 lane; the dispatcher looks only at the head of lanes that are idle, so a job behind a
 busy lane is not due (or the loop would be hot).
+
+A kind may be taken in *batches*: what is due behind the head of its lane is taken in the
+same commit, waits for the same barrier, and is called one after the other. Only what was
+never tried is taken so: after a crash each is taken alone, so a call that kills the
+process is counted by itself and its neighbours outlive it. What the worker has not begun
+when its time is over, or when the head of a queue backs off, it gives back untouched.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import msgspec
@@ -26,6 +34,7 @@ import trio
 from .barrier import until
 from .calls import UNENCODABLE
 from .core import job as core
+from .core.job import UNREADABLE
 from .errors import Deleted, FacetAborted, StorageError, UsageError
 from .events import CHANNEL_OF, Owed
 
@@ -36,7 +45,7 @@ log = logging.getLogger("culet.kernel")
 LaneKey = tuple[str, str]
 _STALE_HEADS: Final = 64  # in the heap, beside one for each lane: then it is made anew
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
     " begun, held, paused, dead, error, snapshot, created_at"
 )
@@ -45,17 +54,37 @@ _HEAD: Final = (
     f"SELECT due_at, id FROM job WHERE owner = ? AND lane = ? AND {_FREE}"
     " ORDER BY due_at, id LIMIT 1"
 )
+_BATCH: Final = (
+    f"SELECT id, attempts, begun FROM job WHERE owner = ? AND lane = ? AND {_FREE}"
+    " AND due_at <= ? ORDER BY due_at, id LIMIT ?"
+)
+_QUEUE_BATCH: Final = (
+    f"SELECT id, attempts, begun FROM job WHERE owner = ? AND lane = ? AND"
+    f" kind = 'queue' AND {_FREE} AND due_at <= ? ORDER BY id LIMIT ?"
+)
+_CROWD: Final = (
+    "SELECT what, count(*) FROM (SELECT what FROM job WHERE owner = ? AND lane = ?"
+    f" AND {_FREE} AND due_at <= ? AND every IS NULL LIMIT ?) GROUP BY what"
+)
 _QUEUE_HEAD: Final = (
     f"SELECT due_at, id FROM job WHERE owner = ? AND lane = ? AND kind = 'queue'"
     f" AND {_FREE} ORDER BY id LIMIT 1"
 )
+_CROWD_ROWS: Final = 256  # looked at: what is told is "at least so many"
 _LANES: Final = f"SELECT DISTINCT owner, lane FROM job WHERE {_FREE}"
 _SLOT: Final = f"SELECT min(due_at) FROM job WHERE {_FREE}"
 _LEFT: Final = "SELECT min(due_at) FROM job WHERE dead = 0 AND paused = 0"
 _TAKE: Final = (
     "UPDATE job SET held = ?, attempts = min(attempts, 1000000) + 1, begun = begun OR kind = 'turn'"
-    f" WHERE id = ? AND {_FREE} RETURNING {_COLUMNS}"
+    f" WHERE id = ? AND {_FREE} RETURNING {COLUMNS}"
 )
+_LAST_ID: Final = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'job'"
+_TICK: Final = (
+    "UPDATE job SET held = NULL, attempts = ?, at = ?, due_at = ?, error = ?"
+    " WHERE id = ? AND held = ?"
+)
+_DELETE: Final = "DELETE FROM job WHERE id = ? AND held = ?"
+_MINE: Final = "SELECT paused FROM job WHERE id = ? AND held = ?"
 _INSERT: Final = (
     "INSERT INTO job (owner, kind, what, payload, every, at, due_at, lane, key, retry,"
     " attempts, begun, held, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
@@ -91,12 +120,14 @@ class JobRow(NamedTuple):
 class Taken:
     """A job in the hands of its worker."""
 
-    __slots__ = ("attempts", "begun_before", "row", "take", "token")
+    __slots__ = ("again", "attempts", "begun_before", "over", "row", "take", "token")
 
     def __init__(self, row: JobRow, take: int, *, begun_before: bool) -> None:
         self.row, self.take, self.begun_before = row, take, begun_before
         self.token = object()  # of the lane that its worker keeps busy
         self.attempts = row.attempts  # without progress
+        self.over = False  # booked: the row does not carry this take any more
+        self.again = False  # it failed, and backs off
 
     @property
     def payload(self) -> Any:
@@ -122,18 +153,23 @@ class Kind(NamedTuple):
     """What the tree does with one kind of job.
 
     `run` returns True when the job is over in the ordinary way, False when it has
-    settled its row itself. `exhausted` is called instead when attempts are used up.
+    settled its row itself. `exhausted` is called instead when attempts are used up;
+    `gave_up` hears of that, and `crowded` of many that are due at once: (owner, method,
+    how many at least).
     """
 
     run: Callable[[Taken], Awaitable[bool]]
     exhausted: Callable[[Taken, str], None] | None = None
     deadline: bool = True
+    batch: bool = False
+    gave_up: Callable[[Taken, BaseException], None] | None = None
+    crowded: Callable[[str, str, int], None] | None = None
 
 
-# What decoding a column of a row may raise that somebody else has written.
-UNREADABLE: Final = (
-    msgspec.DecodeError, UsageError, UnicodeError, RecursionError, OverflowError,
-)  # fmt: skip
+class Hopeless(UsageError):
+    """No further try in this life can do better: a method that the class has not."""
+
+
 _INSTANT_MAX: Final = 1 << 62
 
 
@@ -160,7 +196,10 @@ class Jobs:
         self.kinds: Mapping[str, Kind] = {}
         self.busy: dict[LaneKey, object] = {}
         self.stopped = False
+        self.last_id = self.next_id() - 1
         self._takes = 0
+        self._waiting: set[int] = set()  # taken behind a head, not begun
+        self._crowded: set[LaneKey] = set()  # told of already
         self._heads: dict[LaneKey, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, LaneKey]] = []
         self._stale: dict[LaneKey, None] = {}
@@ -173,6 +212,10 @@ class Jobs:
         """Return a number that no hold ever had: (life of the tree, counter)."""
         self._takes += 1
         return self.epoch << 32 | self._takes
+
+    def next_id(self) -> int:
+        """Return the id that the next row gets: greater than any that there was."""
+        return int(self.db.execute(_LAST_ID)[0][0]) + 1
 
     def add(
         self,
@@ -206,16 +249,18 @@ class Jobs:
             int(held is not None), int(held is not None and kind == "turn"), held,
             self.tree.now(),
         )  # fmt: skip
-        return int(self.db.execute(_INSERT, values)[0][0])
+        job_id = int(self.db.execute(_INSERT, values)[0][0])
+        self.last_id = max(self.last_id, job_id)
+        return job_id
 
     def get(self, job_id: int) -> JobRow | None:
         """Return one job."""
-        rows = self.db.execute(f"SELECT {_COLUMNS} FROM job WHERE id = ?", (job_id,))
+        rows = self.db.execute(f"SELECT {COLUMNS} FROM job WHERE id = ?", (job_id,))
         return JobRow(*rows[0]) if rows else None
 
     def find(self, where: str, params: tuple[Any, ...]) -> list[JobRow]:
         """Return jobs by a constant condition of this package."""
-        sql = f"SELECT {_COLUMNS} FROM job WHERE {where}"
+        sql = f"SELECT {COLUMNS} FROM job WHERE {where}"
         return [JobRow(*r) for r in self.db.execute(sql, params)]
 
     def born_taken(self, job_id: int, take: int) -> Taken:
@@ -226,8 +271,14 @@ class Jobs:
 
     def mine(self, taken: Taken) -> bool:
         """Whether the row still carries this take."""
-        sql = "SELECT 1 FROM job WHERE id = ? AND held = ?"
-        return bool(self.db.execute(sql, (taken.row.id, taken.take)))
+        return bool(self.db.execute(_MINE, (taken.row.id, taken.take)))
+
+    def to_be_called(self, taken: Taken) -> bool:
+        """The same in the step that enters its owner; one that was paused is given back."""
+        rows = self.db.execute(_MINE, (taken.row.id, taken.take))
+        if rows and rows[0][0]:
+            self.release([taken.row.id], planned=True)
+        return bool(rows) and not rows[0][0]
 
     def drop(self, where: str, params: tuple[Any, ...]) -> None:
         """Delete jobs by a constant condition; inside the caller's transaction."""
@@ -322,40 +373,79 @@ class Jobs:
             due, next_due = self._due(now)
             if due:
                 try:
-                    taken_now = self._take(due)
+                    batches = self._take(due, now)
                 except StorageError as error:
                     await self._not_taken(due, error)
                     continue
-                for taken in taken_now:
-                    nursery.start_soon(self._work, taken)
+                for batch in batches:
+                    nursery.start_soon(self._work, batch)
                 self.tree.barrier.urge()
                 await trio.lowlevel.checkpoint()
                 continue
             with trio.move_on_after(until(self.tree.now(), next_due, check_s)):
                 await self._wake.wait()
 
-    def _take(self, due: Iterable[tuple[int, LaneKey]]) -> list[Taken]:
-        out: list[Taken] = []
+    def _take(self, due: Sequence[tuple[int, LaneKey]], now: int) -> list[list[Taken]]:
+        """Take heads of lanes, each with what may come with it, in one commit."""
+        out: list[list[Taken]] = []
         gone: list[LaneKey] = []
+        limits = self.tree.kernel.limits
+        spare = (limits.jobs_at_once - len(self._waiting)) // len(due)
+        share = max(1, min(limits.jobs_in_batch, spare))
+        crowds: list[Callable[[], None]] = []
         with self.tree.transaction():
-            for job_id, key in due:
-                take = self.take_number()
-                before = self.db.execute(
-                    "SELECT begun FROM job WHERE id = ?", (job_id,)
-                )
-                rows = self.db.execute(_TAKE, (take, job_id))
-                if not rows:  # gone since the lane was looked at
+            for head, key in due:
+                batch = self._take_lane(head, key, now, share)
+                if not batch:  # gone since the lane was looked at
                     gone.append(key)
                     continue
-                row = JobRow(*rows[0])
-                out.append(Taken(row, take, begun_before=bool(before[0][0])))
-        for taken in out:
-            self.busy[taken.row.owner, taken.row.lane] = taken.token
+                out.append(batch)
+                crowds += self._crowd(batch, key, now, share)
+        for batch in out:
+            token = batch[0].token
+            self.busy[batch[0].row.owner, batch[0].row.lane] = token
+            self._waiting.update(taken.row.id for taken in batch[1:])
         for key in gone:
             del self.busy[key]
             self._workers -= 1
             self.touch(*key)
+        for tell in crowds:
+            tell()
         return out
+
+    def _take_lane(self, head: int, key: LaneKey, now: int, share: int) -> list[Taken]:
+        sql = _QUEUE_BATCH if key[1].startswith("queue") else _BATCH
+        found = self.db.execute(sql, (*key, now, share))
+        if not found or found[0][0] != head:
+            return []
+        take, out = self.take_number(), list[Taken]()
+        for job_id, attempts, begun in found:
+            if out and (attempts or not self.kinds[out[0].row.kind].batch):
+                break  # what was tried before is taken alone
+            row = JobRow(*self.db.execute(_TAKE, (take, job_id))[0])
+            out.append(Taken(row, take, begun_before=bool(begun)))
+            if attempts:
+                break
+        return out
+
+    def _crowd(
+        self, batch: list[Taken], key: LaneKey, now: int, share: int
+    ) -> list[Callable[[], None]]:
+        """Return what tells of methods of which many one-shot calls are due: once a burst."""
+        least = self.tree.kernel.limits.crowd
+        if len(batch) < min(share, least) and batch[0].attempts == 1:
+            self._crowded.discard(key)
+            return []
+        crowded = self.kinds[batch[0].row.kind].crowded
+        if crowded is None or key in self._crowded:
+            return []
+        counts = Counter(t.row.what for t in batch if t.row.every is None)
+        for what, count in self.db.execute(_CROWD, (*key, now, _CROWD_ROWS)):
+            counts[what] += count
+        many = [(what, n) for what, n in counts.items() if n >= least]
+        if many:
+            self._crowded.add(key)
+        return [partial(crowded, key[0], what, n) for what, n in many]
 
     async def _not_taken(
         self, due: Iterable[tuple[int, LaneKey]], error: StorageError
@@ -375,7 +465,7 @@ class Jobs:
         key = (taken.row.owner, taken.row.lane)
         self.busy[key] = taken.token
         self._workers += 1
-        nursery.start_soon(self._work, taken)
+        nursery.start_soon(self._work, [taken])
 
     def idle(self, owner: str, lane: str) -> bool:
         """Whether a job of that lane may be born taken and started at once."""
@@ -393,12 +483,39 @@ class Jobs:
 
     # ---- one job
 
-    async def _work(self, taken: Taken) -> None:
-        key = (taken.row.owner, taken.row.lane)
+    async def _work(self, batch: list[Taken]) -> None:
+        """Work on what was taken together, one after the other."""
+        head = batch[0]
+        key, token = (head.row.owner, head.row.lane), head.token
+        rest = deque(batch)
         try:
+            await self._durable()
+            until = trio.current_time() + self.tree.kernel.limits.batch_s
+            while rest:
+                taken = rest.popleft()
+                self._waiting.discard(taken.row.id)
+                await self._one(taken)
+                if taken.again and key[1].startswith("queue"):
+                    break  # its head backs off: the others wait with it
+                if trio.current_time() > until:
+                    break  # who was made due meanwhile has a turn, too
+        finally:
+            if rest and not self.tree.closed and self.tree.barrier.fenced is None:
+                self.release([t.row.id for t in rest if self.mine(t)], planned=True)
+            self._waiting.difference_update(t.row.id for t in rest)
+            self._free(key, token)
+
+    async def _durable(self) -> None:
+        """Wait for the barrier of the take; one that fails leaves nothing to be done."""
+        with suppress(StorageError):
             await self.tree.durable()
-            if self.mine(taken):  # cancelled or wiped while the barrier ran
-                await self._handle(taken)
+
+    async def _one(self, taken: Taken) -> None:
+        try:
+            # Cancelled or wiped meanwhile? Calls look by themselves, when they begin.
+            kind = self.kinds[taken.row.kind]
+            if self.tree.barrier.fenced is None and (kind.batch or self.mine(taken)):
+                await self._handle(taken, kind)
         except StorageError as error:
             if self.tree.barrier.fenced is None:
                 with suppress(StorageError):  # then it is only released
@@ -406,9 +523,12 @@ class Jobs:
         except Exception as error:  # of its own bookkeeping: its row makes no sense
             self._unreadable(taken, error)
         finally:
-            if not self.tree.closed and self.tree.barrier.fenced is None:
+            if (
+                not taken.over
+                and not self.tree.closed
+                and self.tree.barrier.fenced is None
+            ):
                 self._release(taken)
-            self._free(key, taken.token)
 
     def _unreadable(self, taken: Taken, error: Exception) -> None:
         """A row that cannot be dealt with rests where it is seen; the others go on."""
@@ -418,10 +538,12 @@ class Jobs:
         with suppress(StorageError), self.tree.transaction():
             self._bury(taken, f"{type(error).__name__}: {error}")
 
-    async def _handle(self, taken: Taken) -> None:
-        row, kind = taken.row, self.kinds[taken.row.kind]
+    async def _handle(self, taken: Taken, kind: Kind) -> None:
         if self._beyond(taken):  # it killed the process each time
-            self._used_up(taken, row.error or "the process ended each time")
+            if self.mine(taken):
+                self._end(taken, taken.row.error or "the process ended each time")
+            return
+        if taken.row.every is not None and self._missed(taken):
             return
         deadline = (
             self.tree.kernel.limits.job_timeout_s if kind.deadline else float("inf")
@@ -463,33 +585,47 @@ class Jobs:
             return False
         return self._verdict(taken, limit) != "keep-trying"
 
+    def _missed(self, taken: Taken) -> bool:
+        """Move on from a tick that its policy does not make up for; whether it was one."""
+        row, now = taken.row, self.tree.now()
+        try:
+            every = core.decode_every(row.every or "")
+        except UNREADABLE:
+            return False
+        grace_s = self.tree.kernel.limits.misfire_grace_s
+        if not core.is_missed(every, row.due_at, now, grace_s) or not self.mine(taken):
+            return False
+        text = f"skipped: {(now - row.due_at) / 1000:.0f} s late"
+        with self.tree.transaction():
+            self._next_tick(taken, error=text)
+        self._tell(taken, "skip", text)
+        return True
+
     def _done(self, taken: Taken) -> None:
         """Delete the row, or move it to its next tick; guarded by the take."""
-        row = taken.row
+        if taken.row.every is None:
+            self.db.execute(_DELETE, (taken.row.id, taken.take))
+            self.tree.touched()
+            taken.over = True
+            return
         with self.tree.transaction():
-            if row.every is None:
-                self.db.execute(
-                    "DELETE FROM job WHERE id = ? AND held = ?", (row.id, taken.take)
-                )
-            else:
-                self._next_tick(taken, error=None)
+            self._next_tick(taken, error=None)
 
-    def _next_tick(self, taken: Taken, error: str | None) -> None:
+    def _next_tick(self, taken: Taken, error: str | None, attempts: int = 0) -> None:
         row = taken.row
         assert row.every is not None
         try:
-            at = core.after_tick(core.decode_every(row.every), row.at, self.tree.now())
+            every = core.decode_every(row.every)
+            at = core.next_tick(every, row.at, row.due_at, self.tree.now())
         except UNREADABLE as broken:
             self._bury(taken, f"its recurrence cannot be read: {broken}")
             return
         if at > _INSTANT_MAX:
             self._bury(taken, "its next tick is beyond all time")
             return
-        self.db.execute(
-            "UPDATE job SET held = NULL, attempts = 0, at = ?, due_at = ?, error = ?"
-            " WHERE id = ? AND held = ?",
-            (at, at, error, row.id, taken.take),
-        )
+        due_at = core.with_jitter(every, at, self.tree.kernel.chance.fraction())
+        self.db.execute(_TICK, (attempts, at, due_at, error, row.id, taken.take))
+        taken.over = True
 
     def _failed(
         self,
@@ -512,11 +648,8 @@ class Jobs:
         limits = self.tree.kernel.limits
         limit = self._attempt_limit(taken) if started else limits.attempts
         over = self._verdict(taken, limit) not in ("retry", "keep-trying")
-        if (channel := CHANNEL_OF.get(row.kind)) is not None:
-            told = Owed(row.what, str(row.id), taken.attempts, text)
-            self.tree.emit(f"{channel}:{'error' if over else 'retry'}", row.owner, told)
-        if over:
-            self._used_up(taken, text)
+        if over or isinstance(error, Hopeless):
+            self._end(taken, text, error, over=over)
             return
         due_at = self._back_off(taken, _retry_of(row) if started else None)
         with self.tree.transaction():
@@ -525,6 +658,41 @@ class Jobs:
                 " WHERE id = ? AND held = ?",
                 (due_at, text, int(begun and row.kind == "turn"), row.id, taken.take),
             )
+        taken.over = taken.again = True
+        self._tell(taken, "retry", text)
+
+    def _tell(self, taken: Taken, what: str, text: str) -> None:
+        row = taken.row
+        if (channel := CHANNEL_OF.get(row.kind)) is not None:
+            told = Owed(row.what, str(row.id), taken.attempts, text)
+            self.tree.emit(f"{channel}:{what}", row.owner, told)
+
+    def _end(
+        self,
+        taken: Taken,
+        text: str,
+        error: BaseException | None = None,
+        *,
+        over: bool = True,
+    ) -> None:
+        """No further try: of this job, or of this tick.
+
+        Where the error is hopeless and the tries are not `over`, a recurring one moves on
+        without forgetting them: it rests after as many ticks.
+        """
+        recurs = taken.row.every is not None
+        if isinstance(error, Hopeless):
+            with self.tree.transaction():
+                if recurs and not over:
+                    self._next_tick(taken, text, taken.attempts)
+                else:
+                    self._bury(taken, text)
+        else:
+            self._used_up(taken, text)
+        self._tell(taken, "error", text)
+        gave_up = self.kinds[taken.row.kind].gave_up
+        if gave_up is not None and error is not None:
+            gave_up(taken, error)
 
     def _back_off(self, taken: Taken, policy: core.Retry | None) -> int:
         chance = self.tree.kernel.chance.fraction()
@@ -548,10 +716,12 @@ class Jobs:
             "UPDATE job SET held = NULL, dead = 1, error = ? WHERE id = ? AND held = ?",
             (text, taken.row.id, taken.take),
         )
+        taken.over = True
 
     def _release(self, taken: Taken) -> None:
         """A hold never outlives its task: due again after its back-off."""
         if self.mine(taken):
+            taken.again = True
             self.release([taken.row.id])
 
     def release(self, ids: list[int], *, planned: bool = False) -> None:
@@ -581,7 +751,7 @@ class Jobs:
                 if row is None or row.held is None:
                     continue
                 self.touch(row.owner, row.lane)
-                if planned:
+                if planned or job_id in self._waiting:
                     self.db.execute(
                         "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0)"
                         " WHERE id = ?",

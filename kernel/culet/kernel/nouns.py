@@ -7,6 +7,7 @@ an argument.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, final
 
 import trio
@@ -14,11 +15,13 @@ import trio
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
+from .core.upcoming import Upcoming
 from .endings import Ending, Subject, json_text
 from .errors import FacetAborted, UsageError
 from .fibers import FiberResolution, FiberRun
 from .node import Ambient, Node, is_stop
-from .schedules import Schedule
+from .plans import Due
+from .schedules import Rhythm, Schedule, Wanted
 from .stops import AbortReceipt
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="Agent")
 Schedules = list[Schedule]  # in the classes below `list` is a method
+Soon = list[Upcoming]
 
 
 class Child(NamedTuple):
@@ -192,7 +196,7 @@ class RunsNoun:
 
 @final
 class SchedulesNoun:
-    """The schedules of one agent."""
+    """The schedules of one agent; with `below=True` those of its facets as well."""
 
     __slots__ = ("_node",)
 
@@ -203,22 +207,46 @@ class SchedulesNoun:
         """Return one schedule."""
         return self._node.tree.schedules.get(self._node.slot, "call", schedule_id)
 
-    def list(self, *, callback: str | None = None) -> list[Schedule]:
-        """Return all schedules, earliest first; dead ones are marked so."""
-        return self._node.tree.schedules.all(self._node.slot, "call", callback=callback)
+    def list(
+        self,
+        *,
+        callback: str | None = None,
+        kind: Rhythm | None = None,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        dead: bool | None = None,
+        below: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Schedule]:
+        """Return schedules, the earliest first; dead ones are marked so.
 
-    def cancel(self, schedule_id: str) -> bool:
+        `kind`: `once`, `every` or `cron`. `start` and `end` bound `due_at`, both inclusive:
+        epoch milliseconds or aware datetimes. Go on with the id of the last one as `after`;
+        `below` returns at most `limits.due_rows` at once, each with its `path`.
+        """
+        wanted = Wanted(callback, kind, start, end, dead, limit, after)
+        tree, slot = self._node.tree, self._node.slot
+        return tree.schedules.all(slot, "call", wanted, below=below)
+
+    def cancel(self, schedule_id: str, *, below: bool = False) -> bool:
         """Delete one; False when there is none. It will not fire after this returns."""
         self._node.check()
-        return self._node.tree.schedules.remove(self._node.slot, "call", schedule_id)
+        tree, slot = self._node.tree, self._node.slot
+        return tree.schedules.remove(slot, "call", schedule_id, below=below)
 
-    def many(self, schedule_ids: Sequence[str]) -> Schedules:
-        """Return those of the ids that exist."""
-        found = (self.get(i) for i in schedule_ids)
-        return [s for s in found if s is not None]
+    async def many(self, dues: Sequence[Due]) -> Schedules:
+        """Store many schedules in one commit, all or none; in the order of `dues`.
+
+        At most `limits.schedules_at_once`. Raises what `schedule` raises, for the first
+        that is refused; then nothing is stored.
+        """
+        made = self._node.tree.schedules.many(self._node, dues)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return made
 
     def pause(self, schedule_id: str) -> bool:
-        """Keep it from firing until `resume`."""
+        """Keep it from firing until `resume`. A call that has begun goes on."""
         return self._change(schedule_id, "pause")
 
     def resume(self, schedule_id: str) -> bool:
@@ -226,21 +254,27 @@ class SchedulesNoun:
         return self._change(schedule_id, "resume")
 
     def run_now(self, schedule_id: str) -> bool:
-        """Make it due at once."""
+        """Make it due at once, paused or not; the tick of a recurring one is still to come."""
         return self._change(schedule_id, "run_now")
 
     def replay(self, schedule_id: str) -> bool:
-        """Try a dead one again."""
+        """Try a dead one again; False for one that is not dead."""
         return self._change(schedule_id, "replay")
 
     def _change(self, schedule_id: str, how: str) -> bool:
         self._node.check()
-        return self._node.tree.schedules.change(self._node.slot, schedule_id, how)
+        tree, slot = self._node.tree, self._node.slot
+        return tree.schedules.change(slot, "call", schedule_id, how)
 
-    def upcoming(self, hours: float) -> Schedules:
-        """Return what is due within that many hours."""
-        until = self._node.tree.now() + int(hours * 3_600_000)
-        return [s for s in self.list() if s.due_at <= until and not s.dead]
+    def upcoming(
+        self, hours: float, *, below: bool = False, limit: int | None = None
+    ) -> Soon:
+        """Return what fires within that many hours, the earliest first, and why then.
+
+        Paused ones are listed as such. At most `limits.due_rows`.
+        """
+        tree, slot = self._node.tree, self._node.slot
+        return tree.schedules.upcoming(slot, hours, below=below, limit=limit)
 
 
 @final
@@ -264,16 +298,28 @@ class QueueNoun:
         """Return one queued call."""
         return self._node.tree.schedules.get(self._node.slot, "queue", call_id)
 
-    def list(self, *, callback: str | None = None) -> list[Schedule]:
-        """Return what is queued."""
-        return self._node.tree.schedules.all(
-            self._node.slot, "queue", callback=callback
-        )
+    def list(
+        self,
+        *,
+        callback: str | None = None,
+        dead: bool | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Schedule]:
+        """Return what is queued; dead ones are marked so. `after` is an id."""
+        wanted = Wanted(callback, dead=dead, limit=limit, after=after)
+        return self._node.tree.schedules.all(self._node.slot, "queue", wanted)
 
     def remove(self, call_id: str) -> bool:
         """Take one out; False when it is not there any more."""
         self._node.check()
         return self._node.tree.schedules.remove(self._node.slot, "queue", call_id)
+
+    def replay(self, call_id: str) -> bool:
+        """Try a dead one again, in its old place; False for one that is not dead."""
+        self._node.check()
+        tree, slot = self._node.tree, self._node.slot
+        return tree.schedules.change(slot, "queue", call_id, "replay")
 
     def clear(self, callback: str | None = None) -> int:
         """Take all out, or those of one method; returns how many."""

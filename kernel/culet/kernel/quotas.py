@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _BORN: Final = "SELECT coalesce(max(born), 0) FROM node"
 _LIVE: Final = "SELECT count(*) FROM node WHERE state = 'live' AND parent IS NOT NULL"
-_JOBS: Final = "SELECT coalesce(max(id), 0) FROM job"
 _OWED: Final = "SELECT count(*) FROM job WHERE owner = ? AND kind IN ('call', 'queue')"
 _CHILDREN: Final = "SELECT count(*) FROM node WHERE parent = ? AND state = 'live'"
+_OWNERS: Final = 1_000  # whose calls are counted in memory
 
 
 @final
@@ -28,6 +28,7 @@ class Quotas:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._facets: int | None = None  # None: to be counted anew
+        self._owed: dict[str, int] = {}  # calls of an agent, and those that are over
 
     def unsure(self) -> None:
         """A facet went, or a transaction was rolled back: count anew when it matters."""
@@ -69,17 +70,24 @@ class Quotas:
     def _children(self, parent: str) -> int:
         return int(self.tree.db.execute(_CHILDREN, (parent,))[0][0])
 
-    def admit_schedule(self, owner: str) -> None:
-        """Raise `CapacityError` when an agent owes itself as many calls as it may."""
+    def admit_schedule(self, owner: str, more: int = 1) -> None:
+        """Raise `CapacityError` when an agent would owe itself more calls than it may."""
         most = self.tree.kernel.limits.schedules_per_agent
-        if int(self.tree.db.execute(_JOBS)[0][0]) < most:
+        if self.tree.jobs.last_id + more <= most:
             return  # there cannot be so many: nothing to count
-        if int(self.tree.db.execute(_OWED, (owner,))[0][0]) >= most:
+        owed = self._owed.get(owner, most)  # at most so many, or not counted yet
+        if owed + more > most:
+            owed = int(self.tree.db.execute(_OWED, (owner,))[0][0])
+        if owed + more > most:
             msg = (
-                f"{self.tree.path_of(owner)} has {most} schedules and queued calls "
-                f"(limits.schedules_per_agent = {most}): cancel some, or raise it"
+                f"{self.tree.path_of(owner)} would have more than {most} schedules and "
+                f"queued calls (limits.schedules_per_agent = {most}): cancel some, or "
+                "raise it"
             )
             raise CapacityError(msg)
+        if len(self._owed) >= _OWNERS:
+            self._owed.clear()
+        self._owed[owner] = owed + more
 
     def admit_socket(self) -> None:
         """Raise `CapacityError` when the tree has as many sockets as it may have."""

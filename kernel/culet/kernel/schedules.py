@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
-from .calls import UNENCODABLE
 from .core import job as core
-from .core.job import Cron, Every, Interval, Retry
+from .core.job import UNREADABLE, Cron, Every, Misfire, Retry, is_number
+from .core.upcoming import OWED_COLUMNS, OwedRow, Upcoming, explain
+from .endings import BELOW
 from .errors import CapacityError, FacetBroken, UsageError
-from .events import CHANNEL_OF, Owed
-from .jobs import UNREADABLE, JobRow, StartFailed, Taken
-from .node import Ambient, Node
+from .events import CHANNEL_OF, Crowd, Owed
+from .jobs import COLUMNS, Hopeless, JobRow, Kind, StartFailed, Taken
+from .node import Ambient, Node, State, starting
+from .plans import Due, Plan, instant, plan, plan_interval, plan_now
 
 if TYPE_CHECKING:
     from .tree import Tree
+
+log = logging.getLogger("culet.kernel")
+Rhythm = Literal["once", "every", "cron"]
+_INSERT: Final = (
+    "INSERT INTO job (id, owner, kind, what, payload, every, at, due_at, lane, key,"
+    " retry, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+_KNOWN: Final = (
+    "owner = ? AND kind = 'call' AND key IN (SELECT value FROM json_each(?))"
+)
+_RHYTHMS: Final = {
+    "once": "every IS NULL",
+    "every": """every LIKE '{"type":"interval"%'""",
+    "cron": """every LIKE '{"type":"cron"%'""",
+}
+_FOUND: Final = (
+    " AND kind = ?2 AND (?3 IS NULL OR what = ?3) AND (?4 IS NULL OR due_at >= ?4)"
+    " AND (?5 IS NULL OR due_at <= ?5) AND (?6 IS NULL OR dead = ?6)"
+    " AND (due_at, id) > (?7, ?8) {rhythm} ORDER BY due_at, id LIMIT ?9"
+)
+_OWN: Final = f"SELECT {COLUMNS} FROM job WHERE owner = ?1" + _FOUND
+_BELOW: Final = (
+    f"{BELOW} SELECT {COLUMNS} FROM job WHERE owner IN (SELECT slot FROM sub)" + _FOUND
+)
+_SOON: Final = (
+    " AND kind = 'call' AND dead = 0 AND due_at <= ?2 ORDER BY due_at, id LIMIT ?3"
+)
+_OWN_SOON: Final = f"SELECT {OWED_COLUMNS} FROM job WHERE owner = ?1" + _SOON
+_BELOW_SOON: Final = (
+    f"{BELOW} SELECT {OWED_COLUMNS} FROM job WHERE owner IN (SELECT slot FROM sub)"
+    + _SOON
+)
+_CHANGES: Final = {
+    "pause": "paused = 1 WHERE dead = 0",
+    "resume": "paused = 0 WHERE dead = 0",
+    "run_now": "due_at = ?2, paused = 0 WHERE dead = 0",
+    "replay": "dead = 0, attempts = 0, due_at = ?2 WHERE dead = 1",
+}
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +66,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     `at` is the instant that it is for, `due_at` is not before which it is tried next.
     `every`: seconds of an interval, or a cron text with `tz`; None for a one-shot.
+    `called_at`: when this call of it began, in the callback only. `path`: whose it is,
+    where those of several agents are listed.
     """
 
     id: str
@@ -37,77 +77,82 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     due_at: int
     every: float | str | None = None
     tz: str | None = None
+    misfire: Misfire = "one"
+    jitter: float = 0.0
+    retry: Retry | None = None
     attempts: int = 0
     paused: bool = False
     dead: bool = False
     error: str | None = None
+    called_at: int | None = None
+    path: str | None = None
 
 
-def to_schedule(row: JobRow) -> Schedule:
+class Wanted(NamedTuple):
+    """Which schedules are to be listed; None: whatever it is."""
+
+    callback: str | None = None
+    rhythm: Rhythm | None = None
+    start: int | datetime | None = None
+    end: int | datetime | None = None
+    dead: bool | None = None
+    limit: int | None = None
+    after: str | None = None
+
+
+_ALL: Final = Wanted()
+
+
+def _schedule(
+    job_id: int, what: str, payload: Any, at: int, due_at: int, every: Every | None,
+    retry: Retry | None, **more: Any,
+) -> Schedule:  # fmt: skip
+    rule: float | str | None = None
+    if every is not None:
+        rule = every.expr if isinstance(every, Cron) else every.seconds
+    return Schedule(
+        id=str(job_id), callback=what, payload=payload, at=at, due_at=due_at, every=rule,
+        tz=every.tz if isinstance(every, Cron) else None,
+        misfire="one" if every is None else every.misfire,
+        jitter=0.0 if every is None else every.jitter, retry=retry, **more,
+    )  # fmt: skip
+
+
+def _planned(job_id: int, made: Plan) -> Schedule:
+    payload = None if made.text is None else msgspec.json.decode(made.text)
+    return _schedule(
+        job_id, made.what, payload, made.at, made.due_at, made.every, made.retry
+    )
+
+
+def _row(slot: str, kind: str, made: Plan, now: int) -> tuple[Any, ...]:
+    every = None if made.every is None else core.encode_every(made.every)
+    retry = core.encode_retry(made.retry)
+    return (
+        slot, kind, made.what, made.text, every, made.at, made.due_at, kind, made.key,
+        retry, now,
+    )  # fmt: skip
+
+
+def to_schedule(row: JobRow, **more: Any) -> Schedule:
     """Return the public record of a `call` or `queue` job."""
     every: Every | None = None
-    error = row.error
+    retry: Retry | None = None
+    payload, error = None, row.error
     try:  # listed all the same, or it hides the others
         every = None if row.every is None else core.decode_every(row.every)
+        retry = None if row.retry is None else core.decode_retry(row.retry)
     except UNREADABLE as broken:
         error = error or f"its recurrence cannot be read: {broken}"
     try:
         payload = None if row.payload is None else msgspec.json.decode(row.payload)
-    except msgspec.DecodeError as broken:
-        payload, error = None, error or f"its payload cannot be decoded: {broken}"
-    return Schedule(
-        id=str(row.id),
-        callback=row.what,
-        payload=payload,
-        at=row.at,
-        due_at=row.due_at,
-        every=every.seconds
-        if isinstance(every, Interval)
-        else every.expr
-        if every is not None
-        else None,
-        tz=every.tz if isinstance(every, Cron) else None,
-        attempts=row.attempts,
-        paused=bool(row.paused),
-        dead=bool(row.dead),
-        error=error,
-    )
-
-
-def callback_name(
-    node: Node, callback: str | Callable[..., Any], *, arguments: int = 2
-) -> str:
-    """Return the method's name; raises `UsageError` unless it can be called later.
-
-    It must be an async method of that agent which takes `arguments` arguments.
-    """
-    if not isinstance(callback, str):
-        if getattr(callback, "__self__", None) is not node.agent:
-            msg = f"{callback!r} is not a method of this agent; give its name"
-            raise UsageError(msg)
-        callback = str(callback.__name__)
-    if callback.startswith("__") or not callable(
-        getattr(node.kind.cls, callback, None)
-    ):
-        msg = f"{node.kind.name} has no method {callback!r} to call"
-        raise UsageError(msg)
-    _check_callback(cast(Any, node.kind.cls), callback, arguments)
-    return callback
-
-
-@lru_cache(maxsize=1024)
-def _check_callback(cls: Any, name: str, arguments: int) -> None:
-    """Refuse now what would only fail when it is due."""
-    fn = getattr(cls, name)
-    if not inspect.iscoroutinefunction(fn):
-        msg = f"{cls.__name__}.{name} is called later: make it async"
-        raise UsageError(msg)
-    try:
-        inspect.signature(fn).bind(*[None] * (arguments + 1))
-    except TypeError:
-        gets = "(payload, schedule)" if arguments == 2 else "(run)"
-        msg = f"{cls.__name__}.{name} is called with {gets}; give it these parameters"
-        raise UsageError(msg) from None
+    except UNREADABLE as broken:
+        error = error or f"its payload cannot be decoded: {broken}"
+    return _schedule(
+        row.id, row.what, payload, row.at, row.due_at, every, retry,
+        attempts=row.attempts, paused=bool(row.paused), dead=bool(row.dead), error=error,
+        **more,
+    )  # fmt: skip
 
 
 @final
@@ -116,45 +161,29 @@ class Schedules:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
+        self._warned: dict[str, set[str]] = {}  # methods, by the slot that starts
 
-    def add(
-        self,
-        node: Node,
-        when: float | datetime | str,
-        callback: str | Callable[..., Any],
-        payload: Any,
-        *,
-        idempotent: bool | None,
-        retry: Retry | None,
-        tz: str | None,
-        jitter: float,
-    ) -> Schedule:
+    def kind(self, *, crowded: bool) -> Kind:
+        """Return what the tree does with one of the two kinds."""
+        told = self.crowded if crowded else None
+        return Kind(self.fire, batch=True, gave_up=self.gave_up, crowded=told)
+
+    # ---- storing
+
+    def add(self, node: Node, due: Due) -> Schedule:
         """Store one schedule, in one commit; an idempotent one that exists is returned."""
-        now = self.tree.now()
-        every: Every | None = None
-        if isinstance(when, str):
-            every = Cron(when, tz or "UTC")
-            at = core.first_tick(every, now)
-        elif isinstance(when, datetime):
-            if when.tzinfo is None:
-                msg = f"{when!r} has no time zone; give an aware datetime"
-                raise UsageError(msg)
-            at = int(when.timestamp() * 1000)
-        else:
-            if not 0 <= when < 1e10:
-                msg = (
-                    f"a delay is a number of seconds that is not negative, not {when!r}"
-                )
-                raise UsageError(msg)
-            at = now + int(when * 1000)
-        if idempotent is None:
-            idempotent = every is not None
-        spec = when if not isinstance(when, datetime) else at
-        return self._store(
-            node, "call", callback, payload, at=at, every=every, retry=retry,
-            key=("at", spec, tz) if idempotent else None,
-            due_at=at + int(self.tree.kernel.chance.fraction() * jitter * 1000),
-        )  # fmt: skip
+        return self._store(node, "call", [plan(node, due)])[0]
+
+    def many(self, node: Node, dues: Sequence[Due]) -> list[Schedule]:
+        """Store many in one commit, all or nothing; in the order of `dues`."""
+        most = self.tree.kernel.limits.schedules_at_once
+        if len(dues) > most:
+            msg = (
+                f"{len(dues)} schedules at once (limits.schedules_at_once = {most}):"
+                " store them in parts, or raise it"
+            )
+            raise CapacityError(msg)
+        return self._store(node, "call", [plan(node, due) for due in dues])
 
     def every(
         self,
@@ -163,14 +192,12 @@ class Schedules:
         callback: str | Callable[..., Any],
         payload: Any,
         retry: Retry | None,
+        misfire: Misfire = "one",
+        jitter: float = 0.0,
     ) -> Schedule:
         """Store one interval; the same one twice is one."""
-        every = Interval(seconds)
-        at = core.first_tick(every, self.tree.now())
-        return self._store(
-            node, "call", callback, payload, at=at, every=every, retry=retry,
-            key=("every", seconds), due_at=at,
-        )  # fmt: skip
+        made = plan_interval(node, seconds, callback, payload, retry, misfire, jitter)
+        return self._store(node, "call", [made])[0]
 
     def put(
         self,
@@ -180,132 +207,214 @@ class Schedules:
         retry: Retry | None,
     ) -> Schedule:
         """Queue one call: first in, first out, one at a time."""
-        now = self.tree.now()
-        return self._store(
-            node, "queue", callback, payload, at=now, every=None, retry=retry, key=None,
-            due_at=now,
-        )  # fmt: skip
+        made = plan_now(node, callback, payload, retry)
+        return self._store(node, "queue", [made])[0]
 
-    def _store(
-        self,
-        node: Node,
-        kind: str,
-        callback: str | Callable[..., Any],
-        payload: Any,
-        *,
-        at: int,
-        every: Every | None,
-        retry: Retry | None,
-        key: tuple[Any, ...] | None,
-        due_at: int,
-    ) -> Schedule:
+    def _store(self, node: Node, kind: str, plans: list[Plan]) -> list[Schedule]:
         node.check()
-        name = callback_name(node, callback)
-        try:
-            text = msgspec.json.encode(payload)
-        except UNENCODABLE as error:
-            msg = f"the payload for {name!r} cannot be encoded as JSON: {error}"
-            raise UsageError(msg) from None
-        if len(text) > self.tree.kernel.limits.input_bytes:
-            msg = f"the payload for {name!r} has {len(text)} bytes"
-            raise CapacityError(msg)
-        jobs = self.tree.jobs
-        digest: str | None = None
-        if key is not None:
-            parts = msgspec.json.encode([name, list(key)]) + text
-            digest = hashlib.sha256(parts).hexdigest()
-            known = jobs.find(
-                "owner = ? AND kind = 'call' AND key = ?", (node.slot, digest)
+        known = self._known(node, [p.key for p in plans if p.key is not None])
+        fresh = list({p.key or n: p for n, p in enumerate(plans)
+                      if p.key not in known}.values())  # fmt: skip
+        ids: list[int] = []
+        if fresh:
+            self.tree.quotas.admit_schedule(node.slot, len(fresh))
+            ids = self._insert(node, kind, fresh)
+        # A time that has come while nobody looked is seen now at the latest.
+        self.tree.jobs.touch(node.slot, kind)
+        made = {id(p): _planned(i, p) for i, p in zip(ids, fresh, strict=True)}
+        known.update({p.key: made[id(p)] for p in fresh if p.key is not None})
+        for job_id, p in zip(ids, fresh, strict=True):
+            told = Owed(p.what, str(job_id))
+            self.tree.emit(f"{CHANNEL_OF[kind]}:create", node.slot, told)
+            if p.unsure and starting.get() is node:
+                self._warn(node, p.what)
+        return [made[id(p)] if p.key is None else known[p.key] for p in plans]
+
+    def _known(self, node: Node, keys: list[str]) -> dict[str, Schedule]:
+        if not keys:
+            return {}
+        wanted = msgspec.json.encode(keys).decode()
+        rows = self.tree.jobs.find(_KNOWN, (node.slot, wanted))
+        return {row.key: to_schedule(row) for row in rows if row.key is not None}
+
+    def _insert(self, node: Node, kind: str, fresh: list[Plan]) -> list[int]:
+        """Insert rows in one commit; return their ids, each greater than the one before."""
+        db, jobs, now = self.tree.db, self.tree.jobs, self.tree.now()
+        if len(fresh) == 1:
+            values = (None, *_row(node.slot, kind, fresh[0], now))
+            ids = [int(db.execute(_INSERT + " RETURNING id", values)[0][0])]
+        else:
+            with self.tree.transaction():
+                first = jobs.next_id()
+                ids = list(range(first, first + len(fresh)))
+                rows = [_row(node.slot, kind, p, now) for p in fresh]
+                numbered = [(i, *r) for i, r in zip(ids, rows, strict=True)]
+                db.executemany(_INSERT, numbered)
+        jobs.last_id = ids[-1]
+        self.tree.touched()
+        return ids
+
+    def _warn(self, node: Node, what: str) -> None:
+        """A start that schedules leaves one more call each time that the agent wakes."""
+        warned = self._warned.setdefault(node.slot, set())
+        if what not in warned:
+            warned.add(what)
+            log.warning(
+                "%s schedules %r in on_start, once more in each of its lives: say"
+                " idempotent=True (or False, where that is meant)",
+                node.path_text(),
+                what,
             )
-            if known:
-                return to_schedule(known[0])
-        self.tree.quotas.admit_schedule(node.slot)
-        with self.tree.transaction():
-            job_id = jobs.add(
-                node.slot, kind, name, at=at, due_at=due_at, lane=kind, key=digest,
-                payload=None if payload is None else msgspec.Raw(text),
-                every=None if every is None else core.encode_every(every),
-                retry=None if retry is None else core.encode_retry(retry),
-            )  # fmt: skip
-        row = jobs.get(job_id)
-        assert row is not None
-        self.tree.emit(f"{CHANNEL_OF[kind]}:create", node.slot, Owed(name, str(job_id)))
-        return to_schedule(row)
+
+    def start_ended(self, node: Node) -> None:
+        """A start is over: the next one may be warned again."""
+        self._warned.pop(node.slot, None)
+
+    def crowded(self, owner: str, what: str, many: int) -> None:
+        """So many one-shot calls of one method are due at once: perhaps not meant."""
+        log.warning(
+            "%s: at least %d calls of %r are due at once; were they meant to be one?"
+            " (idempotent=True)",
+            self.tree.path_of(owner), many, what,
+        )  # fmt: skip
+        self.tree.emit("schedule:duplicate_warning", owner, Crowd(what, many))
 
     # ---- reading and changing
 
     def all(
-        self, owner: str, kind: str, *, callback: str | None = None
+        self, owner: str, kind: str, wanted: Wanted = _ALL, *, below: bool = False
     ) -> list[Schedule]:
-        """Return the schedules of an agent, earliest first."""
-        rows = self.tree.jobs.find(
-            "owner = ?1 AND kind = ?2 AND (?3 IS NULL OR what = ?3) ORDER BY due_at, id",
-            (owner, kind, callback),
-        )
-        return [to_schedule(r) for r in rows]
+        """Return the schedules of an agent, earliest first; `below`: of its facets too."""
+        limits = self.tree.kernel.limits
+        most = limits.due_rows if below else limits.schedules_per_agent
+        limit = most if wanted.limit is None else min(wanted.limit, most)
+        rhythm = "" if wanted.rhythm is None else f"AND {_RHYTHMS[wanted.rhythm]}"
+        after = self._after(wanted.after)
+        params = (
+            owner, kind, wanted.callback, _bound(wanted.start), _bound(wanted.end),
+            None if wanted.dead is None else int(wanted.dead), *after, limit,
+        )  # fmt: skip
+        sql = (_BELOW if below else _OWN).replace("{rhythm}", rhythm)
+        rows = [JobRow(*found) for found in self.tree.db.execute(sql, params)]
+        if not below:
+            return [to_schedule(row) for row in rows]
+        paths = self._paths(row.owner for row in rows)
+        return [to_schedule(row, path=paths[row.owner]) for row in rows]
+
+    def _after(self, schedule_id: str | None) -> tuple[int, int]:
+        row = None if schedule_id is None else self._job(schedule_id)
+        if row is None:
+            return -(1 << 62), 0
+        return row.due_at, row.id
+
+    def _paths(self, slots: Any) -> dict[str, str]:
+        return {slot: self.tree.path_of(slot) for slot in set(slots)}
 
     def get(self, owner: str, kind: str, schedule_id: str) -> Schedule | None:
         """Return one of them by its id."""
         row = self._row(owner, kind, schedule_id)
         return None if row is None else to_schedule(row)
 
-    def _row(self, owner: str, kind: str, schedule_id: str) -> JobRow | None:
-        if (
-            not schedule_id.isascii()
-            or not schedule_id.isdigit()
-            or len(schedule_id) > 18
-        ):
+    def _job(self, schedule_id: str) -> JobRow | None:
+        plain = schedule_id.isascii() and schedule_id.isdigit()
+        if not plain or len(schedule_id) > 18:
             return None
-        row = self.tree.jobs.get(int(schedule_id))
-        if row is None or row.owner != owner or row.kind != kind:
-            return None
-        return row
+        return self.tree.jobs.get(int(schedule_id))
 
-    def remove(self, owner: str, kind: str, schedule_id: str) -> bool:
+    def _row(
+        self, owner: str, kind: str, schedule_id: str, *, below: bool = False
+    ) -> JobRow | None:
+        row = self._job(schedule_id)
+        if row is None or row.kind != kind:
+            return None
+        slot: str | None = row.owner
+        while below and slot is not None and slot != owner:
+            above = self.tree.node_row(slot)
+            slot = None if above is None else above.parent
+        return row if slot == owner else None
+
+    def remove(
+        self, owner: str, kind: str, schedule_id: str, *, below: bool = False
+    ) -> bool:
         """Delete one; False when there is none (or it ran already)."""
-        row = self._row(owner, kind, schedule_id)
+        row = self._row(owner, kind, schedule_id, below=below)
         if row is None:
             return False
         with self.tree.transaction():
             self.tree.jobs.drop("id = ?", (row.id,))
         told = Owed(row.what, str(row.id), row.attempts)
-        self.tree.emit(f"{CHANNEL_OF[kind]}:cancel", owner, told)
+        self.tree.emit(f"{CHANNEL_OF[kind]}:cancel", row.owner, told)
         return True
 
-    def change(self, owner: str, schedule_id: str, how: str) -> bool:
-        """Apply `pause`, `resume`, `run_now` or `replay` to one schedule."""
-        row = self._row(owner, "call", schedule_id)
+    def change(self, owner: str, kind: str, schedule_id: str, how: str) -> bool:
+        """Apply `pause`, `resume`, `run_now` or `replay`; False where it does not apply."""
+        row = self._row(owner, kind, schedule_id)
         if row is None:
             return False
-        sets = {
-            "pause": "paused = 1",
-            "resume": "paused = 0",
-            "run_now": "due_at = ?2, paused = 0",
-            "replay": "dead = 0, attempts = 0, due_at = ?2",
-        }[how]
+        sql = f"UPDATE job SET {_CHANGES[how]} AND id = ?1 AND ?2 IS NOT NULL"
         with self.tree.transaction():
-            self.tree.db.execute(
-                f"UPDATE job SET {sets} WHERE id = ?1 AND ?2 IS NOT NULL",
-                (row.id, self.tree.now()),
-            )
+            self.tree.db.execute(sql, (row.id, self.tree.now()))
+            changed = self.tree.db.changes > 0
             self.tree.jobs.touch(row.owner, row.lane)
-        return True
+        return changed
+
+    def upcoming(
+        self, owner: str, hours: float, *, below: bool, limit: int | None
+    ) -> list[Upcoming]:
+        """Return what fires within so many hours, the earliest first, and why then."""
+        most = self.tree.kernel.limits.due_rows
+        limit = most if limit is None else min(limit, most)
+        sql = _BELOW_SOON if below else _OWN_SOON
+        until = self.tree.now() + horizon_ms(hours)
+        rows = [OwedRow(*r) for r in self.tree.db.execute(sql, (owner, until, limit))]
+        paths = self._paths(row.owner for row in rows)
+        return [explain(row, paths[row.owner]) for row in rows]
 
     # ---- when it is due
 
     async def fire(self, taken: Taken) -> bool:
         """Handle one due call: wake its owner, look again, call the method."""
+        row = taken.row
         try:
-            node = await self.tree.wake(taken.row.owner)
+            node = await self.tree.wake(row.owner)
         except (FacetBroken, UsageError) as error:
             raise StartFailed from error
-        if not self.tree.jobs.mine(taken):
+        if not self.tree.jobs.to_be_called(taken):
             return False
-        method = getattr(node.agent, taken.row.what, None)
+        method = getattr(node.agent, row.what, None)
         if method is None:
-            msg = f"{node.kind.name} has no method {taken.row.what!r} to call"
-            raise UsageError(msg)
-        schedule = to_schedule(taken.row)
-        self.tree.emit("schedule:fire", node.slot, schedule)
-        await node.enter(Ambient(node), method, taken.payload, schedule)
+            msg = f"{node.kind.name} has no method {row.what!r} to call"
+            raise Hopeless(msg)
+        payload = taken.payload
+        schedule = to_schedule(row, called_at=self.tree.now())
+        told = Owed(row.what, schedule.id, taken.attempts)
+        self.tree.emit(f"{CHANNEL_OF[row.kind]}:execute", node.slot, told)
+        await node.enter(Ambient(node), method, payload, schedule)
         return True
+
+    def gave_up(self, taken: Taken, error: BaseException) -> None:
+        """Tell the agent itself that a call of it will not be tried again."""
+        node = self.tree.nodes.get(taken.row.owner)
+        if node is not None and node.state is State.LIVE and not node.fenced:
+            node.hook(Ambient(node), on_error, node, error)
+
+
+async def on_error(node: Node, error: BaseException) -> None:
+    """Ask the agent's `on_error`; what it raises changes nothing."""
+    try:
+        await node.agent.on_error(error)
+    except Exception as unhandled:
+        if unhandled is not error:  # which was reported with its job
+            raise
+
+
+def horizon_ms(hours: float) -> int:
+    """Return how many milliseconds a number of hours has. Raises `UsageError`."""
+    if not is_number(hours) or not 0 <= hours <= 1e7:
+        msg = f"hours is a number that is not negative, not {hours!r}"
+        raise UsageError(msg)
+    return int(hours * 3_600_000)
+
+
+def _bound(when: int | datetime | None) -> int | None:
+    return instant(when) if isinstance(when, datetime) else when

@@ -128,8 +128,8 @@ class Tree:
         self.quotas = Quotas(self)
         self.duties = Duties(self)
         self.jobs.kinds = {
-            "call": Kind(self.schedules.fire),
-            "queue": Kind(self.schedules.fire),
+            "call": self.schedules.kind(crowded=True),
+            "queue": self.schedules.kind(crowded=False),
             "turn": Kind(self.turns.run, self.turns.exhausted, deadline=False),
             "fiber": Kind(self.fibers.recover, self.fibers.exhausted, deadline=False),
             "hook": Kind(self.duties.hook),
@@ -464,6 +464,7 @@ class Tree:
 
     def start_ended(self, node: Node, error: BaseException | None) -> None:
         """A start is over, well or not."""
+        self.schedules.start_ended(node)
         if node.state >= State.STOPPING:
             return  # stopped while it started: its clean-up met the fence, or hurried
         if error is None:

@@ -17,6 +17,9 @@ TAGS_MAX: Final = 9  # of a connection, besides its id
 TAG_MAX: Final = 256  # code points of one
 CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire
 CRON_TEXT_MAX: Final = 256  # characters of a cron expression
+DELAY_MAX_S: Final = 1e10  # of a schedule: some 300 years
+INTERVAL_MAX_S: Final = 2_592_000  # 30 days; what is rarer is a cron
+JITTER_MAX_S: Final = 86_400
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 
@@ -39,7 +42,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s: float = 0.003  # of checkpoints in the loop after one record
 
     # jobs
-    jobs_at_once: int = 256  # taken and not done, per tree
+    jobs_at_once: int = 256  # lanes at work, per tree; and taken behind their heads
+    jobs_in_batch: int = 64  # of one lane, taken at once
+    batch_s: float = 0.05  # of working on a batch; then its rest is given back
+    crowd: int = 10  # calls of one method due at once: then there is a warning
+    misfire_grace_s: float = 60.0  # late: then a tick with misfire="none" is skipped
     job_timeout_s: float = 600.0  # one callback or hook
     attempts: int = 5  # without progress
     start_attempts: int = 3
@@ -52,6 +59,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = DEPTH_MAX  # levels of a tree, root included; a URL carries no more
     children_per_agent: int = 100_000
     schedules_per_agent: int = 100_000  # queued calls and the dead among them
+    schedules_at_once: int = 1_000  # stored by one `many`, in one step
+    due_rows: int = 1_000  # of what is owed below an agent, or by a kernel, at once
     facets_per_tree: int = 200_000  # awake or not
     sockets_per_tree: int = 5_000
     tree_bytes: int = 16 << 30  # of all files of one tree, its log aside
