@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 import trio
 
-from culet.kernel import Agent, ChildRef, Request, Response, current_agent, rpc
+from culet.kernel import (
+    Agent,
+    ChildRef,
+    Chunk,
+    Request,
+    Response,
+    Turn,
+    current_agent,
+    rpc,
+)
 from culet.kernel.calls import AsyncCallback, Stub
-from culet.kernel.errors import FacetAborted, FacetBroken, UsageError
-from culet.kernel.testing import open_test_kernel
+from culet.kernel.errors import FacetAborted, FacetBroken, StorageError, UsageError
+from culet.kernel.testing import ScriptedChild, open_test_kernel
 from kernel.agents import agent_at, node_at, raises, settle, tree_of
 from kernel.family import NOTES, Facet, Other, Top, children, count, files, get, opened
 from kernel.peers import come, connect, frames_of
@@ -221,6 +231,54 @@ async def test_a_failed_start_is_taken_back_though_its_caller_has_left(
         await test.advance(1)
         assert FAIL == []
         assert not (await children(test)).has(Fails, "f")
+
+
+class Bare(Facet):
+    async def on_start(self) -> None:
+        if FAIL:
+            FAIL.pop()
+            raise ValueError("not yet")
+
+
+@pytest.mark.rule("F-007")
+async def test_what_cannot_be_taken_back_is_told_and_can_be_got(clock: object) -> None:
+    async with opened(Bare) as test:
+        kids = await children(test)
+        told: list[Any] = []
+        test.kernel.subscribe("failure", lambda *event: told.append(event[3]))
+        FAIL.append(1)
+        test.faults.fail_commit(2, StorageError)  # made, and taken back
+        await raises(FacetBroken, kids.get, Bare, "b")
+        assert [failure.name for failure in told][-1] == "a start that failed"
+        assert kids.has(Bare, "b")
+        assert await (await kids.get(Bare, "b")).ping(1) == 2
+
+
+@pytest.mark.rule("F-007", "F-009")
+async def test_a_run_that_was_asked_for_meanwhile_keeps_its_facet(
+    clock: object,
+) -> None:
+    async with opened(Slips) as test:
+        kids = await children(test)
+        root = agent_at(test)
+        FAIL.append(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raises, FacetBroken, kids.get, Slips, "s")
+            await settle()
+            run = await root.run_agent_tool(Slips, run_id="s")
+        assert run.status == "completed"
+        assert kids.has(Slips, "s")
+
+
+class Slips(ScriptedChild):
+    async def on_start(self) -> None:
+        await trio.sleep(0.1)
+        if FAIL:
+            FAIL.pop()
+            raise ValueError("not yet")
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        yield {"type": "text-delta", "id": "t", "delta": "x"}
 
 
 @pytest.mark.rule("F-007", "F-009")
