@@ -106,6 +106,22 @@ def test_kebab_is_the_clients(row: dict) -> None:
     assert kebab(row["className"]) == row["kebab"]
 
 
+@pytest.mark.parametrize(
+    ("name", "segment"),
+    [
+        ("Counter", "counter"), ("MyAgent", "my-agent"), ("ChatRoom", "chat-room"),
+        ("TestSubAgentParent", "test-sub-agent-parent"), ("COUNTER_DO", "counter-do"),
+        ("HTTP2", "http2"), ("SUB", "sub"), ("Sub", "sub"), ("Sub_", "sub"),
+        ("SubThing", "sub-thing"), ("AIAssistant", "a-i-assistant"),
+        ("My_Agent", "my--agent"), ("_UnboundParent", "--unbound-parent"),
+    ],
+)  # fmt: skip
+def test_odd_class_names_have_the_segments_of_the_clients(
+    name: str, segment: str
+) -> None:
+    assert kebab(name) == segment
+
+
 @pytest.mark.rule("F-164", "F-165")
 @pytest.mark.parametrize("row", rows("origin_rows"))
 def test_origins(row: dict) -> None:
