@@ -126,6 +126,8 @@ async def test_it_tells_who_starts_who_rests_and_who_did_not_stop(
             await inside.abort(Kid, "stuck")
         states = [row["state"] for row in test.kernel.tree("Top", "a")]
         assert states[-2:] == ["sleeping", "remnant"]
+        first = test.kernel.tree("Top", "a", limit=2)
+        assert "remnant" not in [row["state"] for row in first], "on the last page"
         await test.advance(60)
         assert "remnant" not in [row["state"] for row in test.kernel.tree("Top", "a")]
 

@@ -252,6 +252,39 @@ async def test_a_full_tree_is_full_after_it_was_opened_again(
         await root.use("other", "fill", [100])
 
 
+@pytest.mark.parametrize("storage", STORES)
+async def test_files_of_facets_that_sleep_count_after_it_was_opened_again(
+    storage: str, clock: object, tmp_path: Any
+) -> None:
+    most = 600 * PAGE
+    async with opened(where(storage, tmp_path), tree_bytes=most) as test:
+        root = await top(test)
+        for n in range(5):
+            await root.use(f"k{n}", "fill", [90])
+        await test.crash()
+        await test.reopen()
+        root = await top(test)
+        await fill_up(root, "another", 120)
+        assert stored(test) <= most + 6 * PAGE
+
+
+@pytest.mark.parametrize("storage", STORES)
+async def test_a_full_tree_makes_no_more_files(
+    storage: str, clock: object, tmp_path: Any
+) -> None:
+    most = 400 * PAGE
+    async with opened(where(storage, tmp_path), tree_bytes=most) as test:
+        root = await top(test)
+        await fill_up(root, "k")
+        await test.advance(1)
+        files = len(tree_of(test).store.slots())
+        for n in range(20):  # a state would fit into what a file is born with
+            with pytest.raises(StorageFull, match=r"a new file does not fit"):
+                await root.use(f"new{n}", "put", ["x"])
+        assert len(tree_of(test).store.slots()) == files
+        await root.use("k", "put", ["x"])
+
+
 async def test_many_files_together_stop_at_the_same_bound(clock: object) -> None:
     most = 600 * PAGE
     async with opened(tree_bytes=most) as test:

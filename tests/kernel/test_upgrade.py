@@ -120,7 +120,7 @@ class New(Old):
         return [self.class_name, n + n]
 
     async def on_fiber_recovered(self, ctx: FiberRecovery) -> FiberResolution:
-        return FiberResolution(result=[self.class_name, ctx.snapshot])
+        return FiberResolution(result=[self.class_name, ctx.snapshot, ctx.attempt])
 
     async def fiber_end(self) -> list[Any]:
         found = self.fibers.inspect(key="f")
@@ -341,27 +341,16 @@ async def test_a_run_that_cannot_go_on_is_interrupted_and_says_so(
         assert told == [["Old", "interrupted", "not-resumable"]]
 
 
-async def test_a_fiber_is_recovered_by_the_new_class(clock: object) -> None:
+async def test_a_fiber_is_recovered_by_the_new_class_and_has_its_attempt_back(
+    clock: object,
+) -> None:
     async with opened() as test:
         root = await top(test)
         await root.use("Old", "k", "fiber", [])
         await root.up("Old", "k", "New")
         await test.advance(5)
-        assert await root.use("New", "k", "fiber_end", []) == ["completed", ["New", 7]]
-
-
-async def test_upgrades_use_up_no_attempts(clock: object) -> None:
-    async with opened() as test:
-        root = await top(test)
-        await root.use("Old", "k", "fiber", [])
-        sql = "SELECT attempts, held IS NULL FROM job WHERE kind = 'fiber'"
-        assert rows(tree_of(test), sql) == [(1, 0)]
-        with pytest.raises(UsageError):
-            await root.up("Old", "k", "Old")
-        tree = tree_of(test)
-        tree.jobs.stopped = True  # so that nothing takes it again
-        await root.up("Old", "k", "New")
-        assert rows(tree, sql) == [(0, 1)]
+        end = await root.use("New", "k", "fiber_end", [])
+        assert end == ["completed", ["New", 7, 1]]
 
 
 # ---- upgraded_from
@@ -551,6 +540,18 @@ async def test_a_get_of_the_old_class_meanwhile_makes_a_new_one_after(
             ["New", "Old"],
             ["New", "Newest"],
         )
+
+
+async def test_a_run_that_takes_the_new_name_meanwhile_keeps_it(clock: object) -> None:
+    async with opened() as test:
+        root = await top(test)
+        met = await beside(
+            test, (root.up, "Old", "k", "New"), (root.ask, "New", "k", 0.1)
+        )
+        assert met[0] is UsageError
+        assert met[1][:2] == ["New", "completed"]
+        assert set(class_of(test)) == {("Old", None), ("New", None)}
+        assert await root.use("Old", "k", "only_old", []) == "old"
 
 
 async def test_the_second_of_two_upgrades_finds_it_gone(clock: object) -> None:
