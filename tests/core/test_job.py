@@ -22,8 +22,12 @@ from culet.kernel.core.job import (
     encode_every,
     encode_retry,
     first_tick,
+    is_missed,
+    is_number,
+    next_tick,
     next_try,
     verdict,
+    with_jitter,
 )
 from culet.kernel.errors import UsageError
 
@@ -157,3 +161,61 @@ def test_every_verdict(kind, recurring: bool) -> None:
     other = "give-up-tick" if recurring else "dead"
     for attempts in (5, 6):
         assert verdict(kind, recurring, attempts, 5) == ended.get(kind, other)
+
+
+policies = st.sampled_from(["one", "none"])
+
+
+@given(st.floats(1, 1e6), policies, st.floats(0, 0.99))
+def test_policies_of_a_recurrence_survive_their_json(
+    seconds: float, misfire, share: float
+) -> None:
+    for every in (
+        Interval(seconds, misfire, min(seconds * share, 86_400)),
+        Cron("* * * * *", "UTC", misfire, share),
+    ):
+        assert decode_every(encode_every(every)) == every
+
+
+@given(st.floats(1, 1e5), st.integers(0, NOW), st.integers(1, 10**9), chances)
+def test_a_call_that_was_asked_for_leaves_its_tick(
+    seconds: float, at: int, early: int, chance: float
+) -> None:
+    every = Interval(seconds, jitter=seconds / 2)
+    assert next_tick(every, at, at - early, at - early) == at
+    due = with_jitter(every, at, chance)
+    assert at <= due <= at + seconds * 500
+    assert next_tick(every, at, due, due) == after_tick(every, at, due) > due
+
+
+@pytest.mark.parametrize("every", [Interval(60), Cron("* * * * *")])
+def test_a_tick_is_missed_by_policy_when_it_is_later_than_the_grace(every) -> None:
+    strict = type(every)(
+        *(getattr(every, f) for f in every.__struct_fields__[:-2]), "none"
+    )
+    assert not is_missed(every, NOW, NOW + 10**9, 60)
+    assert not is_missed(strict, NOW, NOW + 60_000, 60)
+    assert is_missed(strict, NOW, NOW + 60_001, 60)
+    assert not is_missed(strict, NOW, NOW - 10**9, 60), "the clock went back"
+
+
+@pytest.mark.parametrize(
+    "policy", [{"misfire": "all"}, {"jitter": -1}, {"jitter": math.nan}, {"jitter": 60}]
+)
+def test_a_policy_that_makes_no_sense_is_refused(policy) -> None:
+    with pytest.raises(UsageError):
+        Interval(60, **policy)
+    if policy != {"jitter": 60}:
+        with pytest.raises(UsageError):
+            Cron("* * * * *", **policy)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, math.inf, [1]])
+def test_what_is_no_number_is_none(value) -> None:
+    assert not is_number(value)
+    with pytest.raises(UsageError):
+        Interval(value)
+    with pytest.raises(UsageError):
+        Retry(max_attempts=value)
+    with pytest.raises(UsageError):
+        Retry(base_delay=value)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Response, open_kernel, rpc
-from culet.kernel.errors import CuletError, Deleted, FacetAborted
+from culet.kernel import Limits, Response, open_kernel, rpc
+from culet.kernel.errors import CuletError, Deleted, FacetAborted, StorageError
+from culet.kernel.kernel import find_store
 from culet.kernel.ports import TreeKey
 from culet.kernel.testing import VirtualClock, open_test_kernel
 from kernel.agents import node_at, raises, settle
@@ -251,6 +252,46 @@ async def test_a_destroy_that_was_cut_short_ends_in_the_next_life(
         assert listed is not gone
         root = await test.kernel.get_agent(Root, "a")
         assert await root.kept() == ([] if gone else ["x"])
+
+
+class Keeps:
+    """A store that cannot drop a tree, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.inner = find_store("memory:", Limits())
+        self.times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def drop_tree(self, key: TreeKey) -> None:
+        if self.times:
+            self.times -= 1
+            raise StorageError("not now")
+        self.inner.drop_tree(key)
+
+
+@pytest.mark.rule("F-082", "F-089")
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_folder_that_could_not_be_removed_is_removed_later(
+    crash: bool, clock: object
+) -> None:
+    store: Any = Keeps(1)
+    async with rooted(storage=store) as test:
+        root = await test.kernel.get_agent(Root, "a")
+        await root.keep("x")
+        await raises((Deleted, StorageError), root.end)
+        await test.advance(0.5)
+        assert store.times == 0
+        assert len(store.roots()) == 1
+        NOTES.clear()
+        if crash:
+            await test.crash()
+            await test.reopen()
+        await test.advance(Limits().backoff_max_s + 10)
+        assert store.roots() == [], "nobody had to come"
+        assert NOTES == []
+        assert await (await test.kernel.get_agent(Root, "a")).kept() == []
 
 
 @pytest.mark.rule("F-083")

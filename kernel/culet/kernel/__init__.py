@@ -1,5 +1,6 @@
 """The kernel: durable agents on trio."""
 
+from .agenda import DuePage as DuePage
 from .agent import Agent as Agent
 from .agent import current_agent as current_agent
 from .agent import retry_call as retry_call

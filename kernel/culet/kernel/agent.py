@@ -17,7 +17,7 @@ import trio
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
-from .core.job import Misfire, Retry
+from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
 from .errors import NotFound, StorageError, UsageError
@@ -691,13 +691,23 @@ async def retry_call(
     max_delay: float = 3.0,
     should_retry: Callable[[Exception], bool] = lambda error: True,
 ) -> Any:
-    """Call `fn` until it succeeds, at most `max_attempts` times, with doubling delays (s)."""
-    for attempt in range(1, max_attempts + 1):
+    """Call `fn` until it succeeds, at most `max_attempts` times, with doubling delays (s).
+
+    Inside an agent chance takes up to half of each delay away. Raises the last error;
+    `UsageError` for a policy that makes no sense, before the first call.
+    """
+    policy = Retry(
+        max_attempts=max_attempts, base_delay=base_delay, max_delay=max_delay
+    )
+    here = ambient.get()
+    chance = None if here is None else here.node.tree.kernel.chance
+    attempt = 1
+    while True:
         try:
             return await fn()
         except Exception as error:
-            if attempt == max_attempts or not should_retry(error):
+            if attempt >= policy.max_attempts or not should_retry(error):
                 raise
-        await trio.sleep(min(base_delay * 2 ** (attempt - 1), max_delay))
-    msg = f"max_attempts must be at least 1, not {max_attempts}"
-    raise UsageError(msg)
+        fraction = 1.0 if chance is None else chance.fraction()
+        await trio.sleep(next_try(policy, attempt, 0, fraction) / 1000)
+        attempt += 1

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast, final
 
 import trio
 
-from . import listing
+from . import agenda, listing
 from .agent import Agent
 from .barrier import Worker, until
 from .calls import OutsideTarget, Stub, TreeTarget
@@ -252,10 +252,11 @@ class Kernel:
         if tree.closed:
             return []
         over = self._leaving[tree.key] = trio.Event()
+        doomed = tree.key in self._doomed  # the index keeps it awake until it is gone
         try:
             with trio.CancelScope(shield=True):
                 remnants = await tree.stop(final=final)
-                due = tree.jobs.left() if final else _AWAKE
+                due = tree.jobs.left() if final and not doomed else _AWAKE
                 assert tree.nursery is not None
                 tree.nursery.cancel_scope.cancel(reason="the tree closes")
 
@@ -274,7 +275,7 @@ class Kernel:
                 del self.trees[tree.key]
             del self._leaving[tree.key]
             over.set()
-        if final and not self.closing:
+        if final and not self.closing and not doomed:
             self._sleeping[tree.key] = due
             self._sleepers_changed.set()
         return remnants
@@ -306,8 +307,13 @@ class Kernel:
             await tree.durable()
             await self._leave(tree, final=True)
             await self._off_loop(lambda: self.store.drop_tree(key))
+        except StorageError:
+            if tree.closed:  # its mark is durable: opening it tries again
+                wait_ms = int(self.limits.backoff_max_s * 1000)
+                self._sleeping[key] = self.clock.now_ms() + wait_ms
+                self._sleepers_changed.set()
+            raise
         finally:
-            self._sleeping.pop(key, None)
             del self._doomed[key]
             over.set()
 
@@ -477,6 +483,29 @@ class Kernel:
             return []
         most = self.limits.tree_rows
         return listing.page(tree, most if limit is None else limit, after)
+
+    async def due(
+        self,
+        hours: float,
+        *,
+        root: tuple[str, str] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> agenda.DuePage:
+        """Return what is owed within that many hours, and why it fires then: one page.
+
+        Of one root (class, name), or of all, awake and asleep: their agents' schedules
+        and queues, fibers, turns, hooks. Roots by name, the jobs of each by time; go on
+        with the page's `after`. At most `limit` (`limits.due_rows`) rows. A root that
+        cannot be opened is reported and left out.
+        """
+        key = None if root is None else TreeKey(*root)
+        return await agenda.page(self, hours, root=key, limit=limit, after=after)
+
+    def sleepers(self, until: int) -> set[TreeKey]:
+        """Return the roots that sleep and are due until then (epoch ms)."""
+        slots = self._sleeping.items()
+        return {key for key, due_at in slots if due_at is not None and due_at <= until}
 
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""

@@ -531,13 +531,18 @@ class Tree:
             if self._sleepy(now, idle_s):
                 self.kernel.evict_root(self)
 
-    def _sleepy(self, now: float, idle_s: float) -> bool:
+    @property
+    def idle(self) -> bool:
+        """Whether nobody wants it and nothing is due soon: it may sleep."""
         quiet = not (
             self.nodes or self.visitors or self.sockets.count or self.jobs.busy
         )
         due = self.jobs.slot()
-        soon = due is not None and due <= self.now() + 2 * idle_s * 1000
-        return quiet and not soon and not self.remnants and now - self.used_at >= idle_s
+        soon = due is not None and due <= self.now() + 2 * self.kernel.idle_s * 1000
+        return quiet and not soon and not self.remnants
+
+    def _sleepy(self, now: float, idle_s: float) -> bool:
+        return self.idle and now - self.used_at >= idle_s
 
     # ---- views of streams
 

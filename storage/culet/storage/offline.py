@@ -1,4 +1,5 @@
-"""`culet tree DIR` and `culet runs DIR`: what is in a folder that nobody has open.
+"""`culet tree DIR` and `culet runs DIR`: what is in a folder that nobody has open; with
+`culet tree DIR --due 24h` what it owes until then, and why each fires when it does.
 
 Read as the doctor reads, from a copy that is built of the log, never through SQLite in
 the folder itself; one tree after the other, so that a folder of any size takes the room
@@ -10,12 +11,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
 
+import msgspec
+
+from culet.kernel.clock import SystemClock
 from culet.kernel.core.path import path_text
+from culet.kernel.core.upcoming import (
+    OWED_COLUMNS,
+    OwedRow,
+    Upcoming,
+    describe,
+    explain,
+)
 
 from . import doctor_log as log
 from . import doctor_rules as rules
@@ -31,6 +44,11 @@ _NODES: Final = (
     " (SELECT count(*) FROM run WHERE owner = slot AND status = 'running')"
     " FROM node WHERE state = 'live' ORDER BY born"
 )
+_DUE: Final = (
+    f"SELECT {OWED_COLUMNS} FROM job WHERE dead = 0 AND due_at <= ? ORDER BY due_at, id"
+)
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([smhd])", re.ASCII)
 _PATHS: Final = "SELECT slot, parent, class, name FROM node ORDER BY born"
 _RUNS: Final = (
     "SELECT owner, id, class, status, reason, error, n, started_at, completed_at"
@@ -75,11 +93,25 @@ class _Tree:
                 "bytes": self.sizes.get(slot, 0),
             }
 
-    def runs(self, status: str | None) -> Iterator[dict[str, Any]]:
-        """Yield a row for each run, the oldest first."""
+    def due(self, until: int) -> Iterator[dict[str, Any]]:
+        """Yield what is owed until then (epoch ms), the earliest first, and why then.
+
+        Nobody has the folder: what a life held when it ended is tried again.
+        """
+        paths = self._paths()
+        for found in self.connection.execute(_DUE, (until,)):
+            row = OwedRow(*found)._replace(held=None)
+            yield msgspec.to_builtins(explain(row, paths.get(row.owner, row.owner)))
+
+    def _paths(self) -> dict[str, str]:
         paths: dict[str, str] = {}
         for slot, parent, class_name, name in self.connection.execute(_PATHS):
             paths[slot] = _path(paths, parent, class_name, name)
+        return paths
+
+    def runs(self, status: str | None) -> Iterator[dict[str, Any]]:
+        """Yield a row for each run, the oldest first."""
+        paths = self._paths()
         for found in self.connection.execute(_RUNS, (status,)):
             owner, run_id, class_name, state, reason, error, n, began, ended = found
             yield {
@@ -107,10 +139,27 @@ def add_arguments(parser: argparse.ArgumentParser, *, runs: bool) -> None:
     parser.add_argument("--json", action="store_true", help="one object a line")
     if runs:
         parser.add_argument("--status", choices=STATUSES, help="these only")
+    else:
+        parser.add_argument(
+            "--due",
+            metavar="24h",
+            type=_duration,
+            help="what is owed until then instead",
+        )
+
+
+def _duration(text: str) -> timedelta:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        msg = f"give a number with s, m, h or d, as 24h, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return timedelta(seconds=float(found[1]) * _UNITS_S[found[2]])
 
 
 def run_tree(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
-    """Tell of each agent in the folder; return the exit status."""
+    """Tell of each agent in the folder, or what is due; return the exit status."""
+    if args.due is not None:
+        return _run_due(args, out, errors)
 
     def rows(tree: _Tree) -> Iterator[dict[str, Any]]:
         return tree.nodes()
@@ -123,6 +172,27 @@ def run_tree(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         return f"{'  ' * (row['depth'] - 1)}{_printable(step)}  {about}"
 
     return _run(args, out, errors, rows, line)
+
+
+def _run_due(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
+    until = SystemClock().now_ms() + args.due // timedelta(milliseconds=1)
+
+    def rows(tree: _Tree) -> Iterator[dict[str, Any]]:
+        return tree.due(until)
+
+    def line(row: dict[str, Any]) -> str:
+        what = msgspec.convert(row, Upcoming)
+        return _printable(f"{_moment(what.due_at)}  {what.path}  {describe(what)}")
+
+    return _run(args, out, errors, rows, line)
+
+
+def _moment(at_ms: int) -> str:
+    """Return an instant for people; the number itself where no calendar has it."""
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def run_runs(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:

@@ -1,0 +1,112 @@
+"""`culet tree DIR --due 24h`: what a folder owes, and why each fires when it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from culet.kernel import Agent, Retry, Schedule, open_kernel
+from culet.web.__main__ import main
+
+
+class Top(Agent):
+    async def plan(self, below: bool) -> None:
+        if below:
+            kid: Any = await self.dynamic_agents.get(Kid, "k\x1b[31m")
+            await kid.plan(False)
+            return
+        await self.schedule(3000, "tick")
+        await self.schedule_every(600, "tick")
+        await self.schedule("0 0 * * *", "tick", tz="Europe/Berlin")
+        paused = await self.schedule(1000, "tick")
+        self.schedules.pause(paused.id)
+        await self.schedule(1e7, "tick", "not in that time")
+        slow = Retry(max_attempts=9, base_delay=2000, max_delay=2000)
+        await self.schedule(0, "fail", retry=slow)
+
+    async def settled(self) -> bool:
+        return any(s.attempts and s.error for s in self.schedules.list())
+
+    async def tick(self, payload: Any, schedule: Schedule) -> None: ...
+
+    async def fail(self, payload: Any, schedule: Schedule) -> None:
+        raise ValueError("bad\nnews")
+
+
+class Kid(Top):
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which two roots and a facet owe calls."""
+    place = tmp_path_factory.mktemp("due")
+
+    async def work() -> None:
+        async with open_kernel(
+            roots=[Top], facets=[Kid], storage=f"sqlite:{place}"
+        ) as kernel:
+            for name, below in (("a", False), ("b", True)):
+                root: Any = await kernel.get_agent(Top, name)
+                await root.plan(below)
+            while not await (await kernel.get_agent(Top, "a")).settled():
+                await trio.sleep(0.01)
+
+    trio.run(work)
+    return place
+
+
+def lines(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> list[str]:
+    assert main(args) == status
+    return capsys.readouterr().out.splitlines()
+
+
+def test_programs_are_told_each_with_its_reason(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("tree", str(folder), "--due", "25h", "--json")
+    rows = [json.loads(line) for line in lines(capsys, *args)]
+    mine = [row for row in rows if row["path"] == "Top/a"]
+
+    assert len(rows) == 2 * len(mine) == 10
+    assert [row["due_at"] for row in mine] == sorted(row["due_at"] for row in mine)
+    told = {(row["kind"], row["rule"], row["tz"], row["why"]) for row in mine}
+    assert told == {
+        ("once", None, None, "retry"),
+        ("once", None, None, "time"),
+        ("once", None, None, "paused"),
+        ("every", "600 s", None, "time"),
+        ("cron", "0 0 * * *", "Europe/Berlin", "time"),
+    }
+    (again,) = (row for row in mine if row["why"] == "retry")
+    assert (again["attempts"], again["error"]) == (1, "ValueError: bad\nnews")
+
+
+def test_people_are_told_line_by_line_and_no_name_colours_their_screen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = lines(capsys, "tree", str(folder), "--due", "1h", "--root", "Top/b")
+
+    assert len(told) == 4
+    assert all("Top/b/Kid/k\\u001b[31m" in line for line in told)
+    assert told[0][10] == " "
+    assert told[0][19] == "Z"
+    assert told[0].endswith("tick (every 600 s)")
+    assert "tick (once), paused" in told[1]
+    assert "fail (once), again after try 1: ValueError: bad\\u000anews" in told[2]
+    assert lines(capsys, "tree", str(folder), "--due", "5m") == []
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1w", "1e3h", "9999999d"])
+def test_a_time_that_is_none_is_refused(
+    text: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["tree", str(folder), f"--due={text}"])
+
+    assert caught.value.code == 2
+    assert "24h" in capsys.readouterr().err
