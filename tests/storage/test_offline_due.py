@@ -92,7 +92,7 @@ def test_people_are_told_line_by_line_and_no_name_colours_their_screen(
     told = lines(capsys, "tree", str(folder), "--due", "1h", "--root", "Top/b")
 
     assert len(told) == 4
-    assert all("Top/b/Kid/k\\u001b[31m" in line for line in told)
+    assert all("Top/b/Kid/k%1B[31m" in line for line in told)
     assert told[0][10] == " "
     assert told[0][19] == "Z"
     assert told[0].endswith("tick (every 600 s)")
