@@ -102,6 +102,13 @@ class Hub(RoutedAgents):
         return Response(f"hub {self.name} {request.path}")
 
 
+class Suicidal(Agent):
+    """Has itself deleted while it starts."""
+
+    async def on_start(self) -> None:
+        await (await self.kernel.get_agent(Hub, "alice")).delete("suicidal")
+
+
 class Strict(RoutedAgents):
     """Lets only its owner through, keeps three."""
 
@@ -120,7 +127,7 @@ class Loop(RoutedAgents):
 
 
 Loop.agent_class = Loop
-ROOTS: Any = [Hub, Strict, Loop, Chat]
+ROOTS: Any = [Hub, Strict, Loop, Chat, Suicidal]
 
 
 def opened(**options: Any) -> Any:
@@ -410,6 +417,52 @@ async def test_no_lost_record_leaves_a_peer_without_an_entry(
         assert await hub.owed() == 0
 
 
+async def test_who_comes_while_an_entry_is_deleted_makes_no_orphan(
+    clock: object,
+) -> None:
+    """A visitor has found the entry, and the peer is not there yet: it comes too late."""
+    async with opened() as test:
+        hub = await hub_of(test)
+        statuses: set[int] = set()
+
+        async def visitor(n: int) -> None:
+            for _ in range(n % 7):
+                await trio.lowlevel.checkpoint()
+            statuses.add((await got(test, "/agents/hub/alice/chats/c"))[0])
+
+        async def deleter(n: int) -> None:
+            for _ in range(n % 11):
+                await trio.lowlevel.checkpoint()
+            await hub.delete("c")
+
+        for n in range(60):
+            await hub.add("c")
+            async with trio.open_nursery() as nursery:
+                for k in range(4):
+                    nursery.start_soon(visitor, n + k)
+                nursery.start_soon(deleter, n)
+        await test.advance(60)
+
+        assert statuses <= {200, 404, 410, 503}
+        assert peers(test) == set()
+        assert await hub.owed() == 0
+
+
+async def test_a_peer_that_starts_while_it_is_deleted_ends(clock: object) -> None:
+    async with opened() as test:
+        hub = await hub_of(test)
+        await hub.add("suicidal")
+        node = test.find([("Hub", "alice")])
+        assert node is not None
+        node.agent.agent_class = Suicidal
+        with contextlib.suppress(CuletError):
+            await hub.agent("suicidal")
+        await test.advance(120)
+
+        assert not {k for k in test.kernel.trees if k.class_name == "Suicidal"}
+        assert await hub.owed() == 0
+
+
 async def test_a_job_without_its_delete_does_nothing(clock: object) -> None:
     """What `delete` leaves when it is cancelled between the job and the row."""
     async with opened() as test:
@@ -613,7 +666,7 @@ def test_it_is_written_with_the_public_api_alone() -> None:
     public = set(vars(culet.kernel)) | set(vars(culet.kernel.errors))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            assert {a.name for a in node.names} <= {"builtins", "msgspec"}
+            assert {a.name for a in node.names} <= {"builtins", "msgspec", "trio"}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if module.startswith("culet"):

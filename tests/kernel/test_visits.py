@@ -93,6 +93,26 @@ async def test_an_answer_that_says_no_waits_for_the_disk_too(
         assert tree.barrier.durable == tree.barrier.count
 
 
+@pytest.mark.parametrize("late", range(0, 24, 2))
+async def test_who_comes_to_a_root_while_others_wake_harms_nobody(
+    late: int, clock: object
+) -> None:
+    """After a crash all roots that were awake are due: the loop opens one by one."""
+    async with open_test_kernel(roots=[Top], facets=[Kid]) as test:
+        names = [f"r{n}" for n in range(6)]
+        for name in names:
+            await test.kernel.get_agent(Top, name)
+        await test.crash()
+        await test.reopen()
+        for _ in range(late):
+            await trio.lowlevel.checkpoint()
+        for name in reversed(names):
+            await test.kernel.get_agent(Top, name)
+        await test.advance(1)
+
+        assert {key.name for key in test.kernel.trees} == set(names)
+
+
 async def test_a_root_that_ends_itself_in_a_request_is_gone(clock: object) -> None:
     async with open_test_kernel(roots=[Top], facets=[Kid]) as test:
         await test.kernel.get_agent(Top, "a")

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import msgspec
+import trio
 
 from culet.kernel import Agent, Forward, Request, Response, Retry, Schedule
 from culet.kernel.errors import CapacityError, CuletError, NotFound, UsageError
@@ -46,6 +47,13 @@ class RoutedAgent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     metadata: Any = None
     seq: int | None = None
+
+
+class _Visitors:
+    """Those on their way to one peer."""
+
+    def __init__(self) -> None:
+        self.count, self.gone = 0, trio.Event()
 
 
 class RoutedAgents(Agent):
@@ -95,6 +103,8 @@ class RoutedAgents(Agent):
         # The job first: without it nothing would know of a peer that has no entry.
         owed = await self.schedule(0, "_destroy", entry.name, retry=_FOREVER)
         self.sql("DELETE FROM routed_agents WHERE id = ? AND name = ?", id, entry.name)
+        if entry.name in self._on_their_way():
+            return  # whoever makes the peer just now: the job waits for them
         try:
             await self.kernel.destroy_agent(self.agent_class, entry.name)
         except CuletError:
@@ -144,7 +154,15 @@ class RoutedAgents(Agent):
         if entry is None:
             msg = f"{self.class_name} {self.name!r} has no agent {id!r}"
             raise NotFound(msg)
-        return await self.kernel.get_agent(self.agent_class, entry.name)
+        visitors = self._on_their_way().setdefault(entry.name, _Visitors())
+        visitors.count += 1
+        try:
+            return await self.kernel.get_agent(self.agent_class, entry.name)
+        finally:
+            visitors.count -= 1
+            if not visitors.count:
+                visitors.gone.set()
+                del self._on_their_way()[entry.name]
 
     # ---- the way
 
@@ -168,7 +186,19 @@ class RoutedAgents(Agent):
         """Destroy a peer that has no entry any more."""
         if self._entries("WHERE name = ?", name):
             return  # `delete` was cancelled between the job and the entry
+        visitors = self._on_their_way().get(name)
+        if visitors is not None:  # they found the entry, and no others can any more
+            await visitors.gone.wait()
         await self.kernel.destroy_agent(self.agent_class, name)
+
+    def _on_their_way(self) -> dict[str, _Visitors]:
+        """Return who makes, or finds, which peer just now.
+
+        It may end with the hub's node: a call that has been cut either makes nothing, or
+        is making it already, which whoever destroys it waits for.
+        """
+        found: dict[str, _Visitors] = vars(self).setdefault("_visitors", {})
+        return found
 
     def _there(self) -> bool:
         sql = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"

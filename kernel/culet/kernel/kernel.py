@@ -109,6 +109,8 @@ class Kernel:
             ]
             due = [key for at, key in slots if at <= now]
             for key in due[: self.limits.waking_roots]:
+                if key not in self._sleeping:
+                    continue  # somebody came to it while another one was opened
                 del self._sleeping[key]
                 try:
                     await self.open_root(key, create=False)
