@@ -12,6 +12,8 @@ from .classes import rpc as rpc
 from .clock import Clock as Clock
 from .core.chunks import apply_chunk_to_parts as apply_chunk_to_parts
 from .core.cron import next_fire as next_fire
+from .core.inspection import Inspection as Inspection
+from .core.inspection import StoredChunk as StoredChunk
 from .core.job import Retry as Retry
 from .core.limits import Limits as Limits
 from .core.path import PathStep as PathStep
@@ -28,6 +30,7 @@ from .http import Response as Response
 from .kernel import Kernel as Kernel
 from .kernel import open_kernel as open_kernel
 from .plans import Due as Due
+from .pump import ChildAdapter as ChildAdapter
 from .runs import Detached as Detached
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from .calls import Method
 from .core.path import check_classes, kebab
 from .errors import UsageError
+from .pump import VERBS, brings_verbs
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -73,6 +74,8 @@ class AgentClass:
         self._reserved = frozenset(dir(base))
         _refuse_overrides(cls, base)
         for name, fn in inspect.getmembers(cls, inspect.isfunction):
+            if name in VERBS:
+                continue  # for the kernel alone: see `pump`
             mark = getattr(fn, "__culet_rpc__", None)
             asynchronous = inspect.iscoroutinefunction(fn)
             if mark is None and (name.startswith("_") or name in self._reserved):
@@ -85,7 +88,12 @@ class AgentClass:
                 continue
             if mark is not None:
                 self._let_clients_call(mark, method)
-        self.is_tool = cls.on_turn is not base.on_turn
+        self.runs_itself = brings_verbs(cls)
+        if self.runs_itself and cls.on_turn is not base.on_turn:
+            msg = f"{cls.__name__} has on_turn and the verbs of ChildAdapter: keep one"
+            raise UsageError(msg)
+        self.is_tool = self.runs_itself or cls.on_turn is not base.on_turn
+        self.resumable = self.runs_itself or cls.resumable  # it can be followed again
         if not inspect.isasyncgenfunction(cls.on_turn):
             msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
             raise UsageError(msg)
@@ -121,7 +129,7 @@ class AgentClass:
 
     def reserves(self, name: str) -> bool:
         """Whether no class can have a method of that name for others to call."""
-        return name.startswith("_") or name in self._reserved
+        return name.startswith("_") or name in self._reserved or name in VERBS
 
     def method(self, name: str) -> Method:
         """Return what a stub may call; raises `UsageError` with the remedy."""

@@ -20,6 +20,7 @@ from .endings import BELOW
 from .errors import ChildDidNotStop, Deleted, FacetAborted
 from .events import Whereabouts
 from .node import Node, State
+from .pump import goodbyes
 
 if TYPE_CHECKING:
     from .tree import Address, Tree
@@ -46,6 +47,7 @@ class Stops:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._deleting: dict[Address, trio.Event] = {}
+        self._leaving: dict[str, trio.Event] = {}  # slots of children that still listen
 
     def deleting(
         self, parent: str | None, class_name: str, name: str
@@ -143,8 +145,42 @@ class Stops:
         """Fence subtrees now and stop them in a task of the tree."""
         plan = self.plan(slots)
         if plan:
-            self.fence(plan, reason, None)
+            self._dismiss(plan, reason, None)
             self.tree.start_soon(self.carry_out, plan)
+
+    def _dismiss(
+        self, plan: Sequence[Node], reason: str | None, error: Exception | None
+    ) -> None:
+        """Fence, but let children that run themselves hear first that their run ended."""
+        at_work: dict[str, list[str]] = {}
+        for slot, run_id in self.tree.turns.live:
+            at_work.setdefault(slot, []).append(run_id)
+        told = []
+        for node in plan:
+            hears = node.kind.runs_itself and node.state is State.LIVE
+            if hears and node.slot in at_work and not self.tree.closed:
+                told.append(node)
+        self.fence([n for n in plan if n not in told], reason, error)
+        for node in told:
+            for run_id in at_work[node.slot]:
+                self.tree.turns.stop(node.slot, run_id, reason)
+            if node.slot not in self._leaving:
+                self._leaving[node.slot] = trio.Event()
+                runs = at_work[node.slot]
+                self.tree.start_soon(self._part, node, runs, reason, error)
+
+    async def _part(
+        self,
+        node: Node,
+        runs: Sequence[str],
+        reason: str | None,
+        error: Exception | None,
+    ) -> None:
+        try:
+            await goodbyes(node, runs, reason)
+        finally:
+            self.fence([node], reason, error)
+            self._leaving.pop(node.slot).set()
 
     async def _carried_out(
         self, plan: Sequence[Node], then: Callable[[], object] | None = None
@@ -168,6 +204,10 @@ class Stops:
 
     async def carry_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
         """Cut node by node until the deadline, then all the rest with one short wait."""
+        for node in plan:
+            leaving = self._leaving.get(node.slot)
+            if leaving is not None:
+                await leaving.wait()
         grace = self.tree.kernel.abort_grace_s
         deadline = trio.current_time() + grace
         how: dict[Node, str] = {}
@@ -221,7 +261,7 @@ class Stops:
         self.tree.endings.delete(slot)
         self.tree.supervision.forget(row.address)
         self.tree.quotas.unsure()
-        self.fence(plan, "deleted", Deleted(f"{slot} is deleted"))
+        self._dismiss(plan, "deleted", Deleted(f"{slot} is deleted"))
         self.tree.sockets.close_all(slots, 4410, "deleted")
         self.tree.emit("delete", slot, Whereabouts(path, row.class_name, row.name))
         over = self._deleting[row.address] = trio.Event()

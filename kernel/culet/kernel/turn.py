@@ -27,6 +27,7 @@ from .errors import (
 )
 from .jobs import StartFailed, Taken
 from .node import Ambient, Node, State, is_stop
+from .pump import follow
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -298,7 +299,7 @@ class Turns:
                 subject, Ending("error", "class-gone", "its class is gone"), taken
             )
             return False
-        if taken.begun_before and not kind.cls.resumable:
+        if taken.begun_before and not kind.resumable:
             self._end(subject, Ending("interrupted", "not-resumable"), taken)
             return False
         try:
@@ -312,7 +313,7 @@ class Turns:
             )
             return False
         if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
-            if taken.begun_before and not node.kind.cls.resumable:  # upgraded meanwhile
+            if taken.begun_before and not node.kind.resumable:  # upgraded meanwhile
                 self._end(subject, Ending("interrupted", "not-resumable"), taken)
                 return False
             await self._drive(node, subject, taken)
@@ -363,7 +364,8 @@ class Turns:
         key = (node.slot, subject.id)
         self.live[key] = turn
         self.tree.emit("turn:begin", subject, attempt)
-        ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=turn)
+        own = None if node.kind.runs_itself else turn  # such a child says its chunks itself
+        ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=own)
         try:
             await node.enter(ctx, _go, node, node.agent, turn, stream)
         except (FacetAborted, Deleted) as error:
@@ -416,8 +418,10 @@ async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
     slice_ns = int(node.tree.kernel.limits.slice_s * 1e9)
     stopwatch = node.tree.kernel.clock.stopwatch_ns
     until = stopwatch() + slice_ns
+    foreign = node.kind.runs_itself and turn.run_id is not None
+    source = follow(node, turn) if foreign else agent.on_turn(turn)
     with turn._scope:
-        async with aclosing(agent.on_turn(turn)) as chunks:  # type: ignore[type-var]
+        async with aclosing(source) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 turn.say(chunk)
                 if stream.full:

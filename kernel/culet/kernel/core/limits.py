@@ -88,6 +88,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     hooks_at_once: int = 1_024  # of one agent
     notify_s: float = 30.0
 
+    # children that run themselves
+    adapter_call_s: float = 30.0  # one answer; the work goes on in the background
+    adapter_poll_s: float = 0.05  # the first rest of a silent child, then doubling
+    adapter_silence_s: float = 5.0  # of a tail, or between two looks: then a look
+    cancel_s: float = 5.0  # to hear that a run was ended, before it is fenced
+
     # models behind HTTP
     model_attempts: int = 4  # to get the first word of an answer
     model_wait_s: float = 60.0  # between two of them, whatever a provider asks for
