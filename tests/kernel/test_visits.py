@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from culet.kernel import Agent, ChildRef, Forward, Request, Response
+from culet.kernel import (
+    Agent,
+    ChildRef,
+    Forward,
+    Request,
+    Response,
+    open_kernel,
+)
 from culet.kernel.core.path import ParsedPath, PathStep
 from culet.kernel.errors import CapacityError, Refused
 from culet.kernel.testing import Harness, open_test_kernel
@@ -91,6 +98,22 @@ async def test_an_answer_that_says_no_waits_for_the_disk_too(
         assert b"inner" not in bytes(answer.body)  # type: ignore[arg-type]
         assert tree.barrier.count > before
         assert tree.barrier.durable == tree.barrier.count
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+async def test_a_kernel_that_dies_says_so_and_does_not_hang(wrote: bool) -> None:
+    async def die() -> None:
+        raise ValueError("a fault of ours")
+
+    with pytest.raises(ValueError, match="a fault of ours"):
+        async with open_kernel(roots=[Top], facets=[Kid]) as kernel:
+            await kernel.get_agent(Top, "a")
+            assert kernel._nursery is not None
+            kernel._nursery.start_soon(die)
+            if wrote:  # and nobody is there to make it durable
+                (tree,) = kernel.trees.values()
+                tree.nodes[tree.root_slot].agent.set_state("written")
+            await trio.sleep_forever()
 
 
 @pytest.mark.parametrize("late", range(0, 24, 2))

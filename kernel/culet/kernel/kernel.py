@@ -89,7 +89,17 @@ class Kernel:
                 entries = await self._off_loop(self.store.roots)
                 self._sleeping = {e.key: e.due_at for e in entries}
                 self._nursery.start_soon(self._host_loop)
+                self._nursery.start_soon(self._last_word)
                 task_status.started()
+
+    async def _last_word(self) -> None:
+        """When all tasks end, and not by `close`, nobody waits for a record any more."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            for tree in self.trees.values():
+                if not tree.closed:
+                    tree.barrier.fence(StorageError("the kernel has ended"))
 
     async def _off_loop(self, fn: Callable[[], Any]) -> Any:
         """Run blocking work of the store on its thread (in place without threads)."""
