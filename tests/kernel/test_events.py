@@ -237,7 +237,10 @@ async def test_fibers_and_runs_are_told_from_start_to_end(clock: object) -> None
             "turn:end", "run:end",
         ]  # fmt: skip
         kinds = [c for c, _, _ in again if c.split(":")[0] in ("run", "turn", "fiber")]
-        assert kinds == ["fiber:recover", "fiber:end"]
+        assert kinds == [
+            "fiber:recovery:detected", "fiber:recovery:attempt", "fiber:end",
+            "fiber:recovery:handled",
+        ]  # fmt: skip
 
 
 @pytest.mark.rule("F-467")

@@ -21,8 +21,10 @@ from .core.reducer import AgentToolEvents as AgentToolEvents
 from .core.reducer import apply_agent_tool_event as apply_agent_tool_event
 from .core.run import AgentToolRun as AgentToolRun
 from .core.upcoming import Upcoming as Upcoming
-from .fibers import FiberRecovery as FiberRecovery
-from .fibers import FiberResolution as FiberResolution
+from .fiberrows import FiberProgress as FiberProgress
+from .fiberrows import FiberRecovery as FiberRecovery
+from .fiberrows import FiberResolution as FiberResolution
+from .fiberrows import FiberRun as FiberRun
 from .http import ConnectContext as ConnectContext
 from .http import Forward as Forward
 from .http import Request as Request

@@ -21,6 +21,7 @@ from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
 from .errors import NotFound, StorageError, UsageError
+from .fiberrows import FiberRecovery, FiberResolution, progress_of
 from .http import ConnectContext, Forward, Headers, Request, Response, as_request
 from .legacy import delegates
 from .node import Ambient, Node, ambient
@@ -44,7 +45,6 @@ from .tools import AgentTool
 from .turn import CancelToken, Chunk, Progress, Turn
 
 if TYPE_CHECKING:
-    from .fibers import FiberRecovery, FiberResolution
     from .ports import Level
 
 A = TypeVar("A", bound="Agent")
@@ -449,15 +449,24 @@ class Agent:
 
     # ---- fibers and background
 
-    async def run_fiber(self, name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+    async def run_fiber(
+        self,
+        name: str,
+        fn: Callable[[], Awaitable[Any]],
+        *,
+        deadline_s: float | None = None,
+    ) -> Any:
         """Run `fn` as a fiber in this task: after a crash it is recovered, not lost.
 
-        Returns what `fn` returns. Its row is dropped with its end.
+        Returns what `fn` returns. Its row is dropped with its end; only one that ends
+        otherwise than `completed` with nobody left to hear it keeps its row. Raises
+        `FacetAborted` when it is cancelled, or is not over after `deadline_s` seconds.
         """
         node = self._node
         taken = node.tree.fibers.begin(
-            node, name, node.tree.kernel.chance.id(), None, None
-        )
+            node, name, node.tree.kernel.chance.id(), None, None,
+            keep=False, deadline_s=deadline_s,
+        )  # fmt: skip
         return await node.tree.fibers.run(node, taken, fn, keep=False)
 
     def stash(self, data: Any) -> None:
@@ -471,7 +480,11 @@ class Agent:
     def spawn(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Start a task of this agent: cancelled with it, its failure breaks this facet."""
         here = ambient.get()
-        ctx = Ambient(self._node) if here is None else here._replace(node=self._node)
+        ctx = (
+            Ambient(self._node)
+            if here is None
+            else here._replace(node=self._node, work=None)
+        )
         self._node.spawn(ctx, fn, *args)
 
     async def destroy(self) -> NoReturn:
@@ -529,7 +542,7 @@ class Agent:
             policy = Detached()
         if policy is not None and policy.on_finish is not None:
             callback_name(node, policy.on_finish, arguments=1)
-        check = None
+        check, schema = None, None
         if output_type is not None:
             wanted = output_type
 
@@ -552,14 +565,23 @@ class Agent:
         milestone: str | None = None,
         data: Any = None,
     ) -> None:
-        """Report progress of the turn that this code works for; stored and replayed."""
+        """Report progress of the turn that this code works for; stored and replayed.
+
+        In a fiber it is seen by whoever inspects it; with nothing said it is a sign of
+        life. Milestones are of turns.
+        """
         here = ambient.get()
-        if here is None or here.turn is None or here.node is not self._node:
-            raise UsageError("report_progress belongs into a turn")
         if fraction is not None and not 0 <= fraction <= 1:
             msg = f"fraction is in 0..1, not {fraction!r}"
             raise UsageError(msg)
         here.turn.report(Progress(fraction, message, phase, milestone, data))
+        if here is None or here.node is not self._node or here.turn is None:
+            if milestone is not None:
+                raise UsageError("a milestone belongs into a turn")
+            said = progress_of(fraction, message, phase, data)
+            self._node.tree.fibers.report(self._node, said)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return
         await trio.lowlevel.checkpoint_if_cancelled()
 
     # ---- for the kernel and chat bases
@@ -630,19 +652,26 @@ class Agent:
 
 
 class KeepAlive:
-    """A reference on a live node: it blocks eviction and dies with the node."""
+    """A reference on a live node: it blocks eviction and dies with the node.
 
-    __slots__ = ("_node",)
+    What is left more often than it was entered takes nobody else's reference.
+    """
+
+    __slots__ = ("_held", "_node")
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self._node, self._held = node, 0
 
     async def __aenter__(self) -> None:
         self._node.check()
         self._node.refs += 1
 
+        self._held += 1
     async def __aexit__(self, *_: object) -> None:
-        self._node.refs = max(self._node.refs - 1, 0)
+        if self._held:
+            self._held -= 1
+            self._node.refs -= 1
+            self._node.used_at = trio.current_time()
 
 
 for _old, _call in delegates().items():
@@ -686,20 +715,25 @@ def current_agent() -> Here | None:
 async def retry_call(
     fn: Callable[[], Awaitable[Any]],
     *,
-    max_attempts: int = 3,
-    base_delay: float = 0.1,
-    max_delay: float = 3.0,
+    max_attempts: int | None = None,
+    base_delay: float | None = None,
+    max_delay: float | None = None,
     should_retry: Callable[[Exception], bool] = lambda error: True,
 ) -> Any:
     """Call `fn` until it succeeds, at most `max_attempts` times, with doubling delays (s).
 
-    Inside an agent chance takes up to half of each delay away. Raises the last error;
-    `UsageError` for a policy that makes no sense, before the first call.
+    What is not given is as `retry` of the calling agent's class says (3 attempts, 0.1 s
+    doubling to 3 s). Inside an agent chance takes up to half of each delay away. Raises the
+    last error, or at once one that `should_retry` says no to; `UsageError` for a policy
+    that makes no sense as a whole, before the first call.
     """
     policy = Retry(
-        max_attempts=max_attempts, base_delay=base_delay, max_delay=max_delay
-    )
+        max_attempts=usual.max_attempts if max_attempts is None else max_attempts,
+        base_delay=usual.base_delay if base_delay is None else base_delay,
+        max_delay=usual.max_delay if max_delay is None else max_delay,
     here = ambient.get()
+    usual = Agent.retry if here is None else here.node.agent.retry
+    )
     chance = None if here is None else here.node.tree.kernel.chance
     attempt = 1
     while True:

@@ -10,6 +10,7 @@ from .errors import UsageError
 from .node import Ambient, Node
 
 if TYPE_CHECKING:
+from .fibers import DEADLINE
     from .jobs import Taken
     from .tree import Tree
 
@@ -80,7 +81,13 @@ class Duties:
         return await self.enter_for(taken, "deliver", call)
 
     async def limit(self, taken: Taken) -> bool:
-        """A budget is over: what still runs ends `interrupted`, told as such."""
+        """A budget is over: what still runs ends `interrupted`, told as such.
+
+        A deadline has passed: a fiber that still runs ends `error`.
+        """
+        if taken.payload == DEADLINE:
+            self.tree.fibers.overdue(taken.row.owner, taken.row.what)
+            return True
         run = self.tree.runs.get(taken.row.owner, taken.row.what)
         if run is not None and run.status == "running":
             ending = Ending("interrupted", "budget-exceeded")

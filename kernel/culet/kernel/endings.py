@@ -18,8 +18,9 @@ import trio
 from .calls import UNENCODABLE, stored_json
 from .core.run import Status
 from .errors import UsageError
-from .events import CHANNEL_OF, Owed
+from .events import CHANNEL_OF, FiberEnded, Owed
 from .node import State
+from .sql import end_stale
 from .streams import End, Stream
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ _END_RUN: Final = (
 _END_FIBER: Final = (
     "UPDATE fiber SET status = ?, reason = ?, error = ?, result = ?, n = ?,"
     " completed_at = max(started_at, ?) WHERE owner = ? AND id = ? AND status = 'running'"
+)
+_FORGET_FIBER: Final = (
+    "DELETE FROM fiber WHERE owner = ? AND id = ? AND status = 'running'"
+)
+_JOB_OF_TURN: Final = "owner = ? AND kind = 'turn' AND what = ?"
+_JOBS_OF_FIBER: Final = (  # with its deadline; a run may have the same id, and a budget
+    "owner = ? AND kind IN ('fiber', 'limit') AND what = ?"
+    " AND (kind = 'fiber' OR payload IS NOT NULL)"
 )
 _RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id = ?"
 _ASKED_RUNS: Final = (
@@ -79,6 +88,8 @@ class _Step:
     """One settle or cancel on its way: who ends how, top first."""
 
     ends: list[tuple[Subject, Ending]]
+    fibers: dict[Subject, FiberEnded] = field(default_factory=dict)  # if anybody hears
+    forget: bool = False
     told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
 
 
@@ -140,14 +151,22 @@ class Endings:
 
     # ---- the steps
 
-    def settle(self, subject: Subject, ending: Ending, taken: Taken | None) -> bool:
+    def settle(
+        self,
+        subject: Subject,
+        ending: Ending,
+        taken: Taken | None,
+        *,
+        forget: bool = False,
+    ) -> bool:
         """End one run, turn or fiber; True when this call is what ended it.
 
-        With `taken` it lands only while the job still carries that take.
+        With `taken` it lands only while the job still carries that take. `forget`: the row
+        of a fiber goes with its end.
         """
         if taken is not None and not self.tree.jobs.mine(taken):
             return False
-        step = _Step([(subject, ending)])
+        step = _Step([(subject, ending)], forget=forget)
         gone = Ending("aborted", "asker-ended")
         step.ends += [(s, gone) for s in self._asked_by(subject)]
         self._flush(step)
@@ -235,7 +254,20 @@ class Endings:
         """First what the streams have staged, so that their length is known."""
         for subject, _ending in step.ends:
             if subject.kind != "fiber":
-                self.tree.streams.open(subject.slot, subject.id).flush()
+                stream = self.tree.streams.open(subject.slot, subject.id)
+                if stream.staged:
+                    self._check_file(subject)
+                stream.flush()
+
+    def _check_file(self, subject: Subject) -> None:
+        """What a turn has said must not become part of its agent's own transaction."""
+        node = self.tree.nodes.get(subject.slot)
+        if node is None or node.transaction is None:
+            return
+        end_stale(node)
+        if node.transaction is not None:
+            msg = f"{subject.kind} {subject.id!r} cannot be ended inside transaction()"
+            raise UsageError(msg)
 
     def _commit(self, step: _Step) -> bool:
         """The one commit. What was flushed before it may stand without it."""
@@ -259,6 +291,12 @@ class Endings:
                     ending.status, _storable(ending.reason), _storable(ending.error),
                     ending.output, _storable(ending.summary), ending.usage, n, now,
                     subject.owner, subject.id,
+        if subject.kind == "fiber" and self.tree.kernel.heard:
+            told, started_at = self.tree.fibers.told(subject)
+            step.fibers[subject] = FiberEnded(
+                told.name, told.managed, ending.status, ending.reason, ending.error,
+                max(0, now - started_at) / 1000,
+            )  # fmt: skip
                 ),
             )  # fmt: skip
         else:
@@ -269,13 +307,14 @@ class Endings:
                     ending.status, _storable(ending.reason), _storable(ending.error),
                     ending.output, n, now, subject.owner, subject.id,
                 ),
+        elif step.forget and hook:
+            n = 0
+            self.db.execute(_FORGET_FIBER, (subject.owner, subject.id))
             )  # fmt: skip
         if self.db.changes == 0:
             return False
-        kind = "fiber" if subject.kind == "fiber" else "turn"
-        self.tree.jobs.drop(
-            "owner = ? AND kind = ? AND what = ?", (subject.slot, kind, subject.id)
-        )
+        where = _JOBS_OF_FIBER if subject.kind == "fiber" else _JOB_OF_TURN
+        self.tree.jobs.drop(where, (subject.slot, subject.id))
         if subject.kind == "run" and hook:
             self._owe(subject, now)
         step.told.append((subject, ending, n))
@@ -319,7 +358,9 @@ class Endings:
                         self.tree.kernel.report("turn", node, error, name=name)
                 stream.close(end)
             self._wake(subject)
-            self.tree.emit(f"{subject.kind}:end", subject, ending)
+            self.tree.emit(
+                f"{subject.kind}:end", subject, step.fibers.get(subject, ending)
+            )
         for subject, _ending, _n in step.told[1:]:
             if subject.kind != "run":  # their agent lives on
                 self.tree.stop_worker(subject.slot, subject.id, "asker-ended")

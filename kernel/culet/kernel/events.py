@@ -17,11 +17,17 @@ stuck                 list of nodes   None: the kernel closes, and they do not s
 root:open             TreeKey         whether it was made
 run:ask               slot            name of the class that is asked for
 run:start, run:end    Subject         None; Ending
+run:reattach          Subject         seconds of silence that this waiter bears
 turn:begin, turn:end  Subject         number of the attempt
 turn:chunk            Stream          type of the chunk
-fiber:start           Subject         name of the fiber
-fiber:recover         Subject         number of the attempt
-fiber:end             Subject         Ending
+fiber:start           Subject         FiberTold
+fiber:progress        Subject         FiberProgress; None: a sign of life
+fiber:interrupted     Subject         FiberTold: its task ended, and not by its own end
+fiber:recovery:detected, :attempt     Subject, FiberTry: found so; its hook is called
+fiber:recovery:handled                Subject, FiberTry: the hook has said how it ends
+fiber:recovery:failed                 Subject, FiberTry: the hook raised
+fiber:recovery:skipped                Subject, FiberTry: ended, deadline or max-age
+fiber:end             Subject         FiberEnded: completed, failed or ended by others
 schedule:create, queue:create         slot, Owed: one was stored
 schedule:execute, queue:execute       slot, Owed: a call begins
 schedule:skip         slot            Owed: a tick came too late for its policy
@@ -83,6 +89,33 @@ class Failure(NamedTuple):
     what: str
     name: str
     error: BaseException
+
+
+class FiberTold(NamedTuple):
+    """Which fiber. `managed`: its row outlives it."""
+
+    name: str
+    managed: bool
+
+
+class FiberEnded(NamedTuple):
+    """How a fiber ended, and how long after its start (seconds)."""
+
+    name: str
+    managed: bool
+    status: str
+    reason: str | None
+    error: str | None
+    elapsed_s: float
+
+
+class FiberTry(NamedTuple):
+    """One try to recover a fiber: how many without a stash, and what came of it."""
+
+    name: str
+    managed: bool
+    attempt: int
+    outcome: str | None = None
 
 
 class Crowd(NamedTuple):

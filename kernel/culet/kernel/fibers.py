@@ -2,23 +2,44 @@
 
 The row and its job are one commit, the job held by whoever runs the function. Ending
 the fiber and dropping the job is one commit as well. After a crash the job is due, and
-`on_fiber_recovered` says how the fiber ends.
+`on_fiber_recovered` says how the fiber ends. A deadline is a job of its own beside it, so
+it holds whatever becomes of the process.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 import trio
 
-from .calls import stored_json
+from .calls import UNENCODABLE
+from .core.job import is_number
+from .core.limits import DELAY_MAX_S, TERMINALS
 from .core.run import Status
 from .endings import Ending, Subject, json_text
-from .errors import FacetAborted, NotFound, UsageError
-from .jobs import StartFailed, Taken
-from .node import Ambient, Node, ambient, is_stop
+from .errors import (
+    CapacityError,
+    Deleted,
+    FacetAborted,
+    NotFound,
+    StorageError,
+    UsageError,
+)
+from .events import FiberTold, FiberTry
+from .fiberrows import (
+    About,
+    FiberProgress,
+    FiberRecovery,
+    FiberResolution,
+    FiberRows,
+    FiberRun,
+    about,
+)
+from .jobs import JobRow, StartFailed, Taken
+from .node import Ambient, Node, Work, ambient, is_stop
 from .streams import TurnView
 
 if TYPE_CHECKING:
@@ -28,58 +49,21 @@ _INSERT: Final = (
     "INSERT INTO fiber (owner, id, kind, name, key, asker, metadata, status, started_at)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, 'running', ?)"
 )
-_COLUMNS: Final = (
-    "id, kind, name, key, metadata, status, reason, error, result, started_at,"
-    " completed_at"
-)
+_SEEN: Final = "UPDATE job SET at = ?, payload = ? WHERE id = ? AND held = ?"
+DEADLINE: Final = {"fiber": True}  # the payload of its `limit` job
+_encode: Final = msgspec.json.Encoder().encode
 
 
-class FiberRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One fiber or own turn as its row tells it. Instants are epoch milliseconds."""
+class _Live:
+    """A fiber whose function, or whose recovery hook, runs in this process."""
 
-    id: str
-    kind: Literal["fiber", "turn"]
-    name: str
-    key: str | None
-    metadata: Any
-    status: Status
-    reason: str | None
-    error: str | None
-    result: Any
-    started_at: int
-    completed_at: int | None
+    __slots__ = ("about", "progress", "scope", "seen_at", "taken", "work", "written")
 
-
-class FiberRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What `on_fiber_recovered` is told of a fiber whose process ended."""
-
-    id: str
-    name: str
-    snapshot: Any
-    metadata: Any
-    attempt: int
-    started_at: int
-
-
-class FiberResolution(msgspec.Struct, frozen=True, kw_only=True):
-    """How a recovered fiber ends."""
-
-    status: Literal["completed", "error", "aborted", "interrupted"] = "completed"
-    result: Any = None
-    error: str | None = None
-
-
-def to_fiber(row: tuple[Any, ...]) -> FiberRun:
-    """Return the public record of a row of `_COLUMNS`."""
-    (fiber_id, kind, name, key, metadata, status, reason, error, result, started_at,
-     completed_at) = row  # fmt: skip
-    return FiberRun(
-        id=fiber_id, kind=kind, name=name, key=key,
-        metadata=stored_json(metadata),
-        status=status, reason=reason, error=error,
-        result=stored_json(result),
-        started_at=started_at, completed_at=completed_at,
-    )  # fmt: skip
+    def __init__(self, taken: Taken, told: About, now: int) -> None:
+        self.taken, self.about = taken, told
+        self.scope, self.work = trio.CancelScope(), Work()
+        self.progress, self.seen_at = told.progress, now
+        self.written = -math.inf  # trio's time of the last report that was stored
 
 
 @final
@@ -89,64 +73,77 @@ class Fibers:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.db = tree.db
-        self.live: dict[tuple[str, str], tuple[Taken, trio.CancelScope]] = {}
+        self.rows = FiberRows(tree)
+        self.live: dict[tuple[str, str], _Live] = {}
 
     # ---- reading
 
     def get(self, owner: str, fiber_id: str | None, key: str | None) -> FiberRun | None:
-        """Return one fiber by id or by key."""
-        column, value = ("id", fiber_id) if fiber_id is not None else ("key", key)
-        sql = f"SELECT {_COLUMNS} FROM fiber WHERE owner = ? AND {column} = ?"
-        rows = self.db.execute(sql, (owner, value))
-        return to_fiber(rows[0]) if rows else None
+        """Return one fiber by id or by key, as it is now."""
+        found = self.rows.get(owner, fiber_id, key)
+        return None if found is None else self.now(found)
 
-    def all(
-        self, owner: str, *, status: Status | None, name: str | None, limit: int
-    ) -> list[FiberRun]:
-        """Return fibers in the order of their start."""
-        sql = (
-            f"SELECT {_COLUMNS} FROM fiber WHERE owner = ?1"
-            " AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR name = ?3)"
-            " ORDER BY born LIMIT ?4"
+    def now(self, found: FiberRun) -> FiberRun:
+        """Return the same with what this process knows and no row has yet."""
+        live = self.live.get((found.slot, found.id))
+        if live is None or found.status != "running":
+            return found
+        return msgspec.structs.replace(
+            found, seen_at=live.seen_at, progress=live.progress
         )
-        rows = self.db.execute(sql, (owner, status, name, limit))
-        return [to_fiber(r) for r in rows]
+
+    def told(self, subject: Subject) -> tuple[FiberTold, int]:
+        """Return what events say of a fiber that has not ended yet, and its start."""
+        sql = (
+            "SELECT f.name, f.started_at, job.payload FROM fiber f LEFT JOIN job ON"
+            " job.owner = f.owner AND job.kind = f.kind AND job.what = f.id"
+            " WHERE f.owner = ? AND f.id = ?"
+        )
+        rows = self.db.execute(sql, (subject.owner, subject.id))
+        name, started_at, payload = rows[0] if rows else ("", self.tree.now(), None)
+        return FiberTold(name, about(payload).keep), int(started_at)
 
     # ---- running
 
     def begin(
-        self, node: Node, name: str, fiber_id: str, key: str | None, metadata: Any
+        self,
+        node: Node,
+        name: str,
+        fiber_id: str,
+        key: str | None,
+        metadata: Any,
+        *,
+        keep: bool,
+        deadline_s: float | None,
     ) -> Taken:
-        """Write the row and its held job, in one commit."""
+        """Write the row and its held job, in one commit; with a deadline its job as well."""
         node.check()
         tree, now = self.tree, self.tree.now()
         here = ambient.get()
         asker = here.asker if here is not None and here.node is node else None
-        take = tree.jobs.take_number()
+        take, lane = tree.jobs.take_number(), f"fiber:{fiber_id}"
+        until = None if deadline_s is None else now + _milliseconds(deadline_s)
+        told = _encode(About(keep, until))
+        row = (node.slot, fiber_id, "fiber", name, key, asker, json_text(metadata), now)
         with tree.transaction():
-            self.db.execute(
-                _INSERT,
-                (
-                    node.slot,
-                    fiber_id,
-                    "fiber",
-                    name,
-                    key,
-                    asker,
-                    json_text(metadata),
-                    now,
-                ),
-            )
+            self.db.execute(_INSERT, row)
             job = tree.jobs.add(
-                node.slot,
-                "fiber",
-                fiber_id,
-                at=now,
-                lane=f"fiber:{fiber_id}",
-                held=take,
-            )
-        tree.emit("fiber:start", Subject("fiber", node.slot, fiber_id, node.slot), name)
-        return tree.jobs.born_taken(job, take)
+                node.slot, "fiber", fiber_id, at=now, lane=lane,
+                payload=msgspec.Raw(told), held=take,
+            )  # fmt: skip
+            if until is not None:
+                tree.jobs.add(
+                    node.slot, "limit", fiber_id, at=until,
+                    lane=f"limit:fiber:{fiber_id}", payload=DEADLINE,
+                )  # fmt: skip
+        if tree.kernel.heard:
+            subject = Subject("fiber", node.slot, fiber_id, node.slot)
+            tree.emit("fiber:start", subject, FiberTold(name, keep))
+        stored = JobRow(
+            job, node.slot, "fiber", fiber_id, told.decode(), None, now, now, lane, None, None,
+            1, 0, take, 0, 0, None, None, now,
+        )  # fmt: skip
+        return Taken(stored, take, begun_before=False)
 
     async def run(
         self, node: Node, taken: Taken, fn: Callable[[], Awaitable[Any]], *, keep: bool
@@ -154,120 +151,230 @@ class Fibers:
         """Run `fn` as that fiber, in this task; its end is in the row before it returns."""
         tree, fiber_id = self.tree, taken.row.what
         subject = Subject("fiber", node.slot, fiber_id, node.slot)
-        scope = trio.CancelScope()
-        self.live[node.slot, fiber_id] = (taken, scope)
+        live = self._enter(node.slot, taken)
         here = ambient.get()
-        ctx = (here or Ambient(node))._replace(node=node, asker=fiber_id, turn=None)
+        ctx = (here or Ambient(node))._replace(
+            node=node, asker=fiber_id, turn=None, work=live.work
+        )
         token = ambient.set(ctx)
+        ended = False
         try:
-            with scope:
+            with live.scope:
                 result = await fn()
-                self._end(
-                    subject, Ending("completed", output=json_text(result)), taken, keep
-                )
-                return result
+                ending = Ending("completed", output=json_text(result))
+                ended = tree.endings.settle(subject, ending, taken, forget=not keep)
+                if ended:
+                    return result
         except BaseException as error:
             if is_stop(error):
                 raise
-            if not scope.cancel_called:
+            if not live.scope.cancel_called:
                 if not node.fenced and not tree.closed:
                     text = f"{type(error).__name__}: {error}"
-                    self._end(subject, Ending("error", "failed", text), taken, keep)
+                    ending = Ending("error", "failed", text)
+                    ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 raise
             # ended by id: what its clean-up raised beside that goes nowhere
         finally:
             ambient.reset(token)
             self.live.pop((node.slot, fiber_id), None)
-            if (
-                not tree.closed
-                and tree.barrier.fenced is None
-                and tree.jobs.mine(taken)
-            ):
-                tree.jobs.release([taken.row.id])
+            if not ended:
+                self._let_go(subject, taken)
         found = self.get(node.slot, fiber_id, None)
         raise FacetAborted(None if found is None else found.reason)
 
-    def _end(self, subject: Subject, ending: Ending, taken: Taken, keep: bool) -> None:
-        with self.tree.transaction():
-            won = self.tree.endings.settle(subject, ending, taken)
-            if won and not keep:
-                self.db.execute(
-                    "DELETE FROM fiber WHERE owner = ? AND id = ?",
-                    (subject.owner, subject.id),
-                )
+    def _enter(self, slot: str, taken: Taken) -> _Live:
+        live = _Live(taken, about(taken.row.payload), self.tree.now())
+        self.live[slot, taken.row.what] = live
+        return live
+
+    def _let_go(self, subject: Subject, taken: Taken) -> None:
+        """Its task is over and the fiber is not: who is there next is told of it."""
+        tree = self.tree
+        if tree.closed or tree.barrier.fenced is not None:
+            return
+        if tree.kernel.heard and tree.endings.status(subject) == "running":
+            tree.emit("fiber:interrupted", subject, self.told(subject)[0])
+        if tree.jobs.mine(taken):
+            tree.jobs.release([taken.row.id])
+
+    def _here(self, node: Node, what: str) -> _Live:
+        """Return the fiber that this task works for."""
+        here = ambient.get()
+        asker = None if here is None else here.asker
+        live = None if asker is None else self.live.get((node.slot, asker))
+        if live is None:
+            msg = f"{what} belongs into a fiber or a turn"
+            raise UsageError(msg)
+        node.check()
+        return live
 
     def stash(self, node: Node, data: Any) -> None:
         """Store a checkpoint of the fiber or turn that this task works for."""
         here = ambient.get()
-        asker = None if here is None else here.asker
         if here is not None and here.turn is not None:
             here.turn.stash(data)
             return
-        live = None if asker is None else self.live.get((node.slot, asker))
-        if live is None:
-            msg = "stash() belongs into a fiber or a turn"
-            raise UsageError(msg)
-        node.check()
+        live = self._here(node, "stash()")
         text = json_text(data)
-        if not self.tree.jobs.stash(live[0], "null" if text is None else text):
-            msg = f"fiber {asker!r} is over"
+        if not self.tree.jobs.stash(live.taken, "null" if text is None else text):
+            msg = f"fiber {live.taken.row.what!r} is over"
             raise UsageError(msg)
+        live.seen_at = self.tree.now()
+
+    def report(self, node: Node, said: FiberProgress | None) -> None:
+        """Note a sign of life, with what the fiber says of itself (None: no news).
+
+        Stored once in `limits.progress_s`, and when it is complete; whoever inspects it
+        in this process sees the last one.
+        """
+        live, tree = self._here(node, "report_progress"), self.tree
+        told = About(
+            live.about.keep,
+            live.about.deadline_at,
+            live.progress if said is None else said,
+        )
+        try:
+            text = _encode(told)
+        except UNENCODABLE as error:
+            msg = f"the progress of a fiber cannot be stored as JSON: {error}"
+            raise UsageError(msg) from None
+        if len(text) > (most := tree.kernel.limits.preview_bytes):
+            msg = f"the progress of a fiber has {len(text)} bytes, the limit is {most}"
+            raise CapacityError(msg)
+        live.progress, live.seen_at = told.progress, tree.now()
+        now, complete = trio.current_time(), said is not None and said.fraction == 1
+        if complete or now - live.written >= tree.kernel.limits.progress_s:
+            live.written = now
+            row = (live.seen_at, text.decode(), live.taken.row.id, live.taken.take)
+            self.db.execute(_SEEN, row)
+            tree.touched()
+        if tree.kernel.heard:
+            fiber_id = live.taken.row.what
+            subject = Subject("fiber", node.slot, fiber_id, node.slot)
+            tree.emit("fiber:progress", subject, live.progress)
 
     def stop(self, slot: str, fiber_id: str, reason: str | None) -> None:
-        """End the task of a fiber whose row is settled; its agent lives on."""
+        """End the task of a fiber whose row is settled; its agent lives on.
+
+        What it still does, shielded or in its clean-up, meets a fence.
+        """
         live = self.live.get((slot, fiber_id))
         if live is not None:
-            live[1].cancel(reason=reason)
+            live.work.cut(reason)
+            live.scope.cancel(reason=reason)
 
-    def cancel(self, owner: str, fiber_id: str, reason: str | None) -> Status | None:
-        """Cancel by id: the standing status, None when there is no such fiber."""
-        found = self.get(owner, fiber_id, None)
-        if found is None:
-            return None
-        subject = Subject(found.kind, owner, fiber_id, owner)
+    def cancel(self, found: FiberRun, reason: str | None) -> Status | None:
+        """Cancel one: the standing status, None when there is no such fiber any more."""
+        subject = Subject(found.kind, found.slot, found.id, found.slot)
         return self.tree.endings.cancel(subject, reason)
+
+    def resolve(self, found: FiberRun, how: FiberResolution) -> bool:
+        """End one from outside it; False when it was ended already."""
+        subject = Subject(found.kind, found.slot, found.id, found.slot)
+        won = self.tree.endings.settle(subject, _ending(how), None)
+        if won:
+            self.tree.stop_worker(found.slot, found.id, "resolved")
+        return won
+
+    def overdue(self, owner: str, fiber_id: str) -> None:
+        """The deadline of a fiber has passed: it ends, with what it waits for."""
+        subject = Subject("fiber", owner, fiber_id, owner)
+        self.tree.endings.cancel(subject, "deadline", _overdue())
 
     # ---- recovery
 
     async def recover(self, taken: Taken) -> bool:
         """Handle a fiber whose function is gone: ask its owner how it ends."""
-        row = taken.row
-        found = self.get(row.owner, row.what, None)
-        if found is None:
+        row, told = taken.row, about(taken.row.payload)
+        subject = Subject("fiber", row.owner, row.what, row.owner)
+        found = self.rows.get(row.owner, row.what, None)
+        if found is None or found.status != "running":
+            self._tell("skipped", subject, taken, found, "ended")
             return True
+        self._tell("detected", subject, taken, found)
+        if self._skip(subject, taken, found, told):
+            return False
         try:
             node = await self.tree.wake(row.owner)
         except UsageError as error:
             raise StartFailed from error
         if not self.tree.jobs.mine(taken):
             return False
+        ending = await self._ask(node, subject, taken, found)
+        if ending is None:
+            return False  # whoever ended it has settled it
+        forget = not told.keep and ending.status == "completed"  # as if it had returned
+        if self.tree.endings.settle(subject, ending, taken, forget=forget):
+            self._tell("handled", subject, taken, found, ending.status)
+        return False
+
+    def _skip(
+        self, subject: Subject, taken: Taken, found: FiberRun, told: About
+    ) -> bool:
+        """Settle what is not worth a try any more; whether it was so."""
+        now = self.tree.now()
+        if told.deadline_at is not None and told.deadline_at <= now:
+            why, ending = "deadline", _overdue()
+        elif taken.row.error is not None and self._too_old(found):
+            why = "max-age"
+            ending = Ending("error", "recovery-exhausted", taken.row.error)
+        else:
+            return False
+        if self.tree.endings.settle(subject, ending, taken):
+            self._tell("skipped", subject, taken, found, why)
+        return True
+
+    def _too_old(self, found: FiberRun) -> bool:
+        most_ms = self.tree.kernel.limits.fiber_recovery_s * 1000
+        return self.tree.now() - found.started_at > most_ms
+
+    async def _ask(
+        self, node: Node, subject: Subject, taken: Taken, found: FiberRun
+    ) -> Ending | None:
+        """Call the hook; None: the fiber was ended meanwhile."""
         told = FiberRecovery(
-            id=found.id, name=found.name, snapshot=taken.snapshot, metadata=found.metadata,
-            attempt=taken.attempts, started_at=found.started_at,
+            id=found.id, name=found.name, key=found.key, status=found.status,
+            snapshot=taken.snapshot, metadata=found.metadata, attempt=taken.attempts,
+            error=taken.row.error, started_at=found.started_at,
+            age_s=max(0, self.tree.now() - found.started_at) / 1000,
         )  # fmt: skip
-        subject = Subject("fiber", row.owner, row.what, row.owner)
-        self.tree.emit("fiber:recover", subject, taken.attempts)
-        scope = trio.CancelScope()
-        self.live[row.owner, row.what] = (taken, scope)
+        self._tell("attempt", subject, taken, found)
+        live = self._enter(subject.owner, taken)
         answer: FiberResolution | None = None
         try:
-            with scope:
-                answer = await node.enter(
-                    Ambient(node, asker=row.what), node.agent.on_fiber_recovered, told
-                )
+            with live.scope:
+                ctx = Ambient(node, asker=subject.id, work=live.work)
+                answer = await node.enter(ctx, node.agent.on_fiber_recovered, told)
+                return _ending(answer)
+        except (FacetAborted, Deleted, StorageError):
+            if live.work.is_cut:
+                return None  # it met the fence
+            raise
+        except Exception as error:
+            if live.work.is_cut:
+                return None
+            self._tell(
+                "failed", subject, taken, found, f"{type(error).__name__}: {error}"
+            )
+            raise
         finally:
-            self.live.pop((row.owner, row.what), None)
-        if scope.cancelled_caught:
-            return False  # whoever ended it has settled it
-        how = answer or FiberResolution(status="interrupted")
-        ending = Ending(
-            how.status,
-            None if answer is not None else "not-resumed",
-            how.error,
-            output=json_text(how.result),
-        )
-        self.tree.endings.settle(subject, ending, taken)
-        return False
+            self.live.pop((subject.owner, subject.id), None)
+        return None
+
+    def _tell(
+        self,
+        what: str,
+        subject: Subject,
+        taken: Taken,
+        found: FiberRun | None,
+        outcome: str | None = None,
+    ) -> None:
+        if self.tree.kernel.heard:
+            name = "" if found is None else found.name
+            keep = about(taken.row.payload).keep
+            told = FiberTry(name, keep, taken.attempts, outcome)
+            self.tree.emit(f"fiber:recovery:{what}", subject, told)
 
     def exhausted(self, taken: Taken, text: str) -> None:
         """Settle a fiber whose attempts are used up."""
@@ -337,3 +444,24 @@ class Fibers:
             if found.status != "running":
                 return found
             await self.tree.endings.over(owner, turn_id)
+
+
+def _ending(how: FiberResolution | None) -> Ending:
+    """Return how a fiber ends by what a hook, or somebody outside, says."""
+    if how is None:
+        return Ending("interrupted", "not-resumed")
+    if not isinstance(how, FiberResolution) or how.status not in TERMINALS:
+        msg = f"a fiber ends as a FiberResolution says, not {how!r}"
+        raise UsageError(msg)
+    return Ending(how.status, None, how.error, output=json_text(how.result))
+
+
+def _overdue() -> Ending:
+    return Ending("error", "deadline", "its deadline has passed")
+
+
+def _milliseconds(deadline_s: float) -> int:
+    if not is_number(deadline_s) or not 0 < deadline_s <= DELAY_MAX_S:
+        msg = f"deadline_s is a number of seconds above 0, not {deadline_s!r}"
+        raise UsageError(msg)
+    return max(1, round(deadline_s * 1000))

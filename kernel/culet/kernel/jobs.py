@@ -292,11 +292,14 @@ class Jobs:
         self.tree.credit(taken.row.owner, taken.row.what)
 
     def stash(self, taken: Taken, snapshot: str) -> bool:
-        """Store a checkpoint, guarded by the take; False when the hold is lost."""
+        """Store a checkpoint, guarded by the take; False when the hold is lost.
+
+        Of what does not recur `at` is its last sign of life.
+        """
         self.db.execute(
-            "UPDATE job SET snapshot = ?, attempts = min(attempts, 1)"
+            "UPDATE job SET snapshot = ?, at = ?, attempts = min(attempts, 1)"
             " WHERE id = ? AND held = ?",
-            (snapshot, taken.row.id, taken.take),
+            (snapshot, self.tree.now(), taken.row.id, taken.take),
         )
         landed = self.db.changes > 0
         if landed and taken.attempts > 1:
@@ -580,7 +583,10 @@ class Jobs:
         Its own policy may allow less, but that is of calls that failed: a process that
         ended, or an owner that did not start, may never have come to call it.
         """
-        limit = max(self._attempt_limit(taken), self.tree.kernel.limits.attempts)
+        least = self.tree.kernel.limits.attempts
+        if taken.attempts <= least:
+            return False
+        limit = max(self._attempt_limit(taken), least)
         if taken.attempts <= limit:
             return False
         return self._verdict(taken, limit) != "keep-trying"

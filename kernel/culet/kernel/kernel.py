@@ -32,6 +32,7 @@ from .errors import (
     UsageError,
 )
 from .events import Failure
+from .fiberrows import FiberRun, Statuses
 from .node import Node, is_stop
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
@@ -518,6 +519,28 @@ class Kernel:
         """Return the roots that sleep and are due until then (epoch ms)."""
         slots = self._sleeping.items()
         return {key for key, due_at in slots if due_at is not None and due_at <= until}
+
+    def fibers(
+        self,
+        class_name: str,
+        name: str,
+        *,
+        status: Statuses = None,
+        limit: int | None = None,
+        after: FiberRun | None = None,
+    ) -> list[FiberRun]:
+        """Return fibers of all agents of an open root, each with its path; none if it sleeps.
+
+        In the order of their start, at most `limits.due_rows` at once; go on with the last
+        one as `after`. To end one, let its agent or one above it cancel it.
+        """
+        tree = self.trees.get(TreeKey(class_name, name))
+        if tree is None or tree.closed:
+            return []
+        found = tree.fibers.rows.all(
+            tree.root_slot, status=status, limit=limit, after=after, below=True
+        )
+        return [tree.fibers.now(f) for f in found]
 
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""

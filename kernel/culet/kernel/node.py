@@ -50,6 +50,20 @@ class State(enum.IntEnum):
     GONE = 3
 
 
+class Work:
+    """A fiber, as the tasks see it that work for it: over, once somebody has ended it."""
+
+    __slots__ = ("is_cut", "reason")
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.reason: str | None = None
+
+    def cut(self, reason: str | None) -> None:
+        """Fence it: code that goes on regardless can do nothing any more."""
+        self.is_cut, self.reason = True, reason
+
+
 class Ambient(NamedTuple):
     """Whose code runs in this task, and for whom."""
 
@@ -60,6 +74,7 @@ class Ambient(NamedTuple):
     asker: str | None = None  # the run or fiber that this code works for
     turn: Turn | None = None
     tool_call: tuple[str, str] | None = None  # (message id, tool call id)
+    work: Work | None = None  # the fiber, which may have been ended
 
 
 ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)
@@ -241,6 +256,9 @@ class Node:
         """Raise unless this node may still act: the fence of every kernel call."""
         if self.fenced or self.state >= State.STOPPING:
             raise FacetAborted(self.reason)
+        here = ambient.get()
+        if here is not None and here.work is not None and here.work.is_cut:
+            raise FacetAborted(here.work.reason)
 
     async def enter(
         self, ctx: Ambient, fn: Callable[..., Awaitable[T]], *args: Any

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
 
+import msgspec
 import trio
 
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
 from .core.upcoming import Upcoming
-from .endings import Ending, Subject, json_text
 from .errors import FacetAborted, UsageError
-from .fibers import FiberResolution, FiberRun
+from .fiberrows import FiberResolution, FiberRun, Statuses
 from .node import Ambient, Node, is_stop
 from .plans import Due
 from .schedules import Rhythm, Schedule, Wanted
@@ -328,7 +328,7 @@ class QueueNoun:
 
 @final
 class FibersNoun:
-    """The fibers of one agent."""
+    """The fibers of one agent; with `below=True` those of its facets as well."""
 
     __slots__ = ("_node",)
 
@@ -343,18 +343,25 @@ class FibersNoun:
         fiber_id: str | None = None,
         key: str | None = None,
         metadata: Any = None,
+        deadline_s: float | None = None,
         wait: bool = False,
     ) -> FiberRun:
         """Start a fiber in the background; a known id or key returns its fiber.
 
-        Its row is kept after its end. With `wait` the end is waited for. Raises
+        `accepted` of what it returns says whether this call has started it. Its row is
+        kept after its end. With `wait` the end is waited for. One that is not over after
+        `deadline_s` seconds ends `error`, reason `deadline`, restarts or not. Raises
         `UsageError` for an id or key that is empty, or that name two fibers.
         """
         node, fibers = self._node, self._node.tree.fibers
-        known = self._known(fiber_id, key)
-        if known is None:
+        found = self._known(fiber_id, key)
+        accepted = found is None
+        if found is None:
             fiber_id = node.tree.kernel.chance.id() if fiber_id is None else fiber_id
-            taken = fibers.begin(node, name, check_name(fiber_id), key, metadata)
+            taken = fibers.begin(
+                node, name, check_name(fiber_id), key, metadata,
+                keep=True, deadline_s=deadline_s,
+            )  # fmt: skip
 
             async def body() -> None:
                 try:
@@ -367,12 +374,13 @@ class FibersNoun:
                     node.tree.kernel.report("fiber", node, error, name=name)
 
             node.spawn(Ambient(node), body)
-            known = fibers.get(node.slot, fiber_id, None)
-            assert known is not None
+            found = fibers.get(node.slot, fiber_id, None)
+            assert found is not None
         if wait:
-            return await fibers.join(node.slot, known.id)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return known
+            found = await fibers.join(node.slot, found.id)
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        return msgspec.structs.replace(found, accepted=accepted)
 
     def _known(self, fiber_id: str | None, key: str | None) -> FiberRun | None:
         """Return the fiber that an id or a key names."""
@@ -388,55 +396,76 @@ class FibersNoun:
         return by_id or by_key
 
     def inspect(self, id: str | None = None, key: str | None = None) -> FiberRun | None:  # noqa: A002
-        """Return one fiber by id or by key."""
+        """Return one fiber by id or by key; see `FiberRun` for what it tells of one that runs."""
         if id is None and key is None:
-            msg = "inspect wants an id or a key"
+            msg = "name a fiber by its id or its key"
             raise UsageError(msg)
         return self._node.tree.fibers.get(self._node.slot, id, key)
 
     def list(
         self,
         *,
-        status: Status | None = None,
+        status: Statuses = None,
         name: str | None = None,
-        limit: int = 1000,
+        limit: int | None = None,
+        after: FiberRun | None = None,
+        below: bool = False,
     ) -> list[FiberRun]:
-        """Return fibers in the order of their start."""
+        """Return fibers in the order of their start.
+
+        `status` is one or many. At most `limits.due_rows` at once; go on with the last one
+        as `after`. `below`: those of all agents below as well, each with its `path`.
+        """
         fibers = self._node.tree.fibers
-        return fibers.all(self._node.slot, status=status, name=name, limit=limit)
+        found = fibers.rows.all(
+            self._node.slot, status=status, name=name, limit=limit, after=after, below=below
+        )  # fmt: skip
+        return [fibers.now(f) for f in found]
 
     def cancel(
-        self, id: str | None = None, key: str | None = None, reason: str | None = None  # noqa: A002
+        self, id: str | None = None, key: str | None = None, reason: str | None = None, *,  # noqa: A002
+        below: bool = False,
     ) -> Status | None:  # fmt: skip
-        """Cancel a fiber with what it waits for; the status that stands afterwards."""
+        """Cancel a fiber with what it waits for; the status that stands afterwards.
+
+        None: there is none. Its task is fenced: what it still does, shielded or in its
+        clean-up, changes nothing. With `below` each of that id or key in this agent and
+        all below it is cancelled, and the answer is that of the first one that ran.
+        Raises `UsageError` inside `transaction()` for a turn that has just said something.
+        """
         self._node.check()
-        found = self.inspect(id, key)
-        if found is None:
-            return None
-        return self._node.tree.fibers.cancel(self._node.slot, found.id, reason)
+        tree, slot = self._node.tree, self._node.slot
+        if not below:
+            one = self.inspect(id, key)
+            return None if one is None else tree.fibers.cancel(one, reason)
+        if id is None and key is None:
+            self.inspect()  # refuses
+        found = tree.fibers.rows.below(slot, id, key)
+        running = [f for f in found if f.status == "running"]
+        stand = [tree.fibers.cancel(f, reason) for f in running]
+        return (stand or [f.status for f in found] or [None])[0]
 
     def resolve(self, id: str, result: FiberResolution) -> bool:  # noqa: A002
         """End a fiber from outside it; False when it was ended already."""
         self._node.check()
-        slot = self._node.slot
-        ending = Ending(result.status, None, result.error, json_text(result.result))
-        tree = self._node.tree
-        won = tree.endings.settle(Subject("fiber", slot, id, slot), ending, None)
-        if won:
-            tree.stop_worker(slot, id, "resolved")
-        return won
+        found = self.inspect(id)
+        return found is not None and self._node.tree.fibers.resolve(found, result)
 
-    def delete(self, *, status: Literal["completed", "error"] | None = None) -> int:
-        """Forget fibers that ended; returns how many."""
+    def delete(
+        self,
+        *,
+        status: Statuses = None,
+        settled_before: int | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Forget fibers that ended, the earliest end first; returns how many.
+
+        `status` None: all but the interrupted, which wait for somebody to look at them.
+        `settled_before`: epoch ms. At most `limits.due_rows` at once.
+        """
         self._node.check()
-        tree = self._node.tree
-        with tree.transaction():
-            tree.db.execute(
-                "DELETE FROM fiber WHERE owner = ?1 AND kind = 'fiber' AND"
-                " status <> 'running' AND (?2 IS NULL OR status = ?2)",
-                (self._node.slot, status),
-            )
-            return tree.db.changes
+        rows = self._node.tree.fibers.rows
+        return rows.forget(self._node.slot, status, settled_before, limit)
 
 
 @final

@@ -43,13 +43,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # jobs
     jobs_at_once: int = 256  # lanes at work, per tree; and taken behind their heads
-    jobs_in_batch: int = 64  # of one lane, taken at once
+    jobs_in_batch: int = 128  # of one lane, taken at once
     batch_s: float = 0.05  # of working on a batch; then its rest is given back
     crowd: int = 10  # calls of one method due at once: then there is a warning
     misfire_grace_s: float = 60.0  # late: then a tick with misfire="none" is skipped
     job_timeout_s: float = 600.0  # one callback or hook
     attempts: int = 5  # without progress
     start_attempts: int = 3
+    fiber_recovery_s: float = 86_400.0  # of age: then a hook that failed rests
     backoff_base_s: float = 1.0
     backoff_max_s: float = 300.0
     clock_check_s: float = 10.0
