@@ -574,7 +574,6 @@ class Agent:
         if fraction is not None and not 0 <= fraction <= 1:
             msg = f"fraction is in 0..1, not {fraction!r}"
             raise UsageError(msg)
-        here.turn.report(Progress(fraction, message, phase, milestone, data))
         if here is None or here.node is not self._node or here.turn is None:
             if milestone is not None:
                 raise UsageError("a milestone belongs into a turn")
@@ -582,6 +581,7 @@ class Agent:
             self._node.tree.fibers.report(self._node, said)
             await trio.lowlevel.checkpoint_if_cancelled()
             return
+        here.turn.report(Progress(fraction, message, phase, milestone, data))
         await trio.lowlevel.checkpoint_if_cancelled()
 
     # ---- for the kernel and chat bases
@@ -665,8 +665,8 @@ class KeepAlive:
     async def __aenter__(self) -> None:
         self._node.check()
         self._node.refs += 1
-
         self._held += 1
+
     async def __aexit__(self, *_: object) -> None:
         if self._held:
             self._held -= 1
@@ -727,12 +727,12 @@ async def retry_call(
     last error, or at once one that `should_retry` says no to; `UsageError` for a policy
     that makes no sense as a whole, before the first call.
     """
+    here = ambient.get()
+    usual = Agent.retry if here is None else here.node.agent.retry
     policy = Retry(
         max_attempts=usual.max_attempts if max_attempts is None else max_attempts,
         base_delay=usual.base_delay if base_delay is None else base_delay,
         max_delay=usual.max_delay if max_delay is None else max_delay,
-    here = ambient.get()
-    usual = Agent.retry if here is None else here.node.agent.retry
     )
     chance = None if here is None else here.node.tree.kernel.chance
     attempt = 1

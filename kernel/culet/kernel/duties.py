@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from .endings import BELOW, Ending
 from .errors import UsageError
+from .fibers import DEADLINE
 from .node import Ambient, Node
 
 if TYPE_CHECKING:
-from .fibers import DEADLINE
     from .jobs import Taken
     from .tree import Tree
 

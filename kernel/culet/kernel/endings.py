@@ -283,6 +283,12 @@ class Endings:
         self, step: _Step, subject: Subject, ending: Ending, *, hook: bool
     ) -> bool:
         now = self.tree.now()
+        if subject.kind == "fiber" and self.tree.kernel.heard:
+            told, started_at = self.tree.fibers.told(subject)
+            step.fibers[subject] = FiberEnded(
+                told.name, told.managed, ending.status, ending.reason, ending.error,
+                max(0, now - started_at) / 1000,
+            )  # fmt: skip
         if subject.kind == "run":
             n = self._length(subject)
             self.db.execute(
@@ -291,14 +297,11 @@ class Endings:
                     ending.status, _storable(ending.reason), _storable(ending.error),
                     ending.output, _storable(ending.summary), ending.usage, n, now,
                     subject.owner, subject.id,
-        if subject.kind == "fiber" and self.tree.kernel.heard:
-            told, started_at = self.tree.fibers.told(subject)
-            step.fibers[subject] = FiberEnded(
-                told.name, told.managed, ending.status, ending.reason, ending.error,
-                max(0, now - started_at) / 1000,
-            )  # fmt: skip
                 ),
             )  # fmt: skip
+        elif step.forget and hook:
+            n = 0
+            self.db.execute(_FORGET_FIBER, (subject.owner, subject.id))
         else:
             n = self._length(subject) if subject.kind == "turn" else 0
             self.db.execute(
@@ -307,9 +310,6 @@ class Endings:
                     ending.status, _storable(ending.reason), _storable(ending.error),
                     ending.output, n, now, subject.owner, subject.id,
                 ),
-        elif step.forget and hook:
-            n = 0
-            self.db.execute(_FORGET_FIBER, (subject.owner, subject.id))
             )  # fmt: skip
         if self.db.changes == 0:
             return False
