@@ -30,6 +30,7 @@ from .client_events import Events
 from .client_line import Line
 from .client_mirror import Mirror
 from .client_socket import Headers, address_of
+from .client_transcript import as_message
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -251,9 +252,9 @@ class RemoteAgent:
         if isinstance(question, str):
             parts = [{"type": "text", "text": question}]
             question = {"id": self._chance.id(), "role": "user", "parts": parts}
-        elif not {"id", "role", "parts"} <= question.keys():
-            raise UsageError("a UI message has id, role and parts")
         encoded(question)
+        if as_message(question) is not question or "role" not in question:
+            raise UsageError("a UI message has id, role and parts")
         await self._line.space()
         answer = self._chat.ask(
             request_id or self._chance.id(), question, dict(body or {})

@@ -33,6 +33,15 @@ _STRETCH: Final = 16  # times the bound, while an answer is waited for
 _NOTHING: Final = object()
 
 
+def decoded(text: str) -> Json | None:
+    """Return the JSON object that a text is; None for anything else."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def encoded(frame: Json) -> str:
     """Return a frame as JSON text; raises `UsageError` for what JSON cannot say."""
     try:

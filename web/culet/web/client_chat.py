@@ -14,6 +14,7 @@ import msgspec
 from culet.kernel.errors import CuletError
 
 from .client_answer import Answer
+from .client_calls import decoded
 from .client_line import Line
 from .client_transcript import Fold, Transcript
 
@@ -231,11 +232,8 @@ class Chat:
         if not isinstance(seq, int):
             seq = self._counts.get(request_id, 0)
             self._counts[request_id] = seq + 1
-        try:
-            chunk = msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            return seq, None
-        if not isinstance(chunk, dict):
+        chunk = decoded(body)
+        if chunk is None:
             return seq, None
         answer = self.answers.get(request_id) or self._reading.get(request_id)
         new = fold is not None and fold.add(seq, chunk)
@@ -247,7 +245,8 @@ class Chat:
         if outcome == "recovering":
             return  # the server goes on with it
         failed = "error" if fold.error is not None else "completed"
-        fold.end(outcome if outcome in OUTCOMES else failed)
+        known = isinstance(outcome, str) and outcome in OUTCOMES
+        fold.end(outcome if known else failed)
         self.transcript.end(fold)
         answer = self.answers.get(fold.request_id)
         self._forget(fold.request_id)

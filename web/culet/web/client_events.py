@@ -59,6 +59,12 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     replay: bool = False
 
 
+class RunsCleared(msgspec.Struct, frozen=True, kw_only=True, tag="runs-cleared"):
+    """The agent has forgotten these runs."""
+
+    run_ids: list[str]
+
+
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     """One new chunk of a turn, this client's or another's."""
 
@@ -98,6 +104,7 @@ Event = (
     | Disconnected
     | StateChanged
     | RunChanged
+    | RunsCleared
     | ChatChunk
     | ChatEnded
     | MessagesChanged

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, final
 
-import msgspec
 import trio
 
 from culet.kernel import AgentToolEvents, apply_agent_tool_event
@@ -17,11 +16,12 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CuletError, UsageError
 
 from . import client_events as told
-from .client_calls import Calls
+from .client_calls import Calls, decoded
 from .client_chat import Chat
 from .client_events import Hub
 from .client_line import Line
 from .client_socket import Ending
+from .client_transcript import as_message
 
 Json = dict[str, Any]
 
@@ -62,15 +62,10 @@ class Mirror:
 
     def taken(self, message: str | bytes) -> None:
         """One message has come."""
-        frame = None
-        if isinstance(message, str):
-            try:
-                frame = msgspec.json.decode(message)
-            except msgspec.DecodeError:
-                frame = None
-        kind = frame.get("type") if isinstance(frame, dict) else None
+        frame = decoded(message) if isinstance(message, str) else None
+        kind = frame.get("type") if frame is not None else None
         handle = _HANDLERS.get(kind) if isinstance(kind, str) else None
-        if handle is None or not isinstance(frame, dict):
+        if handle is None or frame is None:
             self.tell(told.Message(data=message))
         else:
             handle(self, frame)
@@ -113,13 +108,7 @@ class Mirror:
     def known(self) -> list[told.Event]:
         """Return what is known now, as if it had just happened."""
         out: list[told.Event] = []
-        connections = self._line.connections
-        if connections:
-            out.append(
-                told.Connected(
-                    name=self.name, agent=self.agent, connections=connections
-                )
-            )
+        out.append(self._connected())
         if self.state is not None:
             out.append(told.StateChanged(state=self.state))
         for run_id, run in self.runs.runs_by_id.items():
@@ -144,11 +133,11 @@ class Mirror:
     def _greeted(self) -> None:
         self._line.connections += 1
         self.welcome.set()
-        self.tell(
-            told.Connected(
-                name=self.name, agent=self.agent, connections=self._line.connections
-            )
-        )
+        self.tell(self._connected())
+
+    def _connected(self) -> told.Connected:
+        count = self._line.connections
+        return told.Connected(name=self.name, agent=self.agent, connections=count)
 
     def _on_identity(self, frame: Json) -> None:
         self.name, self.agent = str(frame.get("name")), str(frame.get("agent"))
@@ -175,26 +164,30 @@ class Mirror:
         runs = apply_agent_tool_event(self.runs, frame)
         if runs is self.runs:
             return
-        self.runs = runs
+        before, self.runs = self.runs, runs
         if self.hub.heard:
-            event = frame["event"]
-            chunk = None
-            if event["kind"] == "chunk":
-                try:
-                    chunk = msgspec.json.decode(event["body"])
-                except (msgspec.DecodeError, KeyError, TypeError):
-                    chunk = None
-            self.hub.tell(
-                told.RunChanged(
-                    run_id=event["runId"],
-                    kind=event["kind"],
-                    sequence=frame.get("sequence", 0),
-                    chunk=chunk if isinstance(chunk, dict) else None,
-                    run=runs.runs_by_id[event["runId"]],
-                    replay=frame.get("replay") is True,
-                )
-            )
+            self._tell_run(frame, before, runs)
         self.touch()
+
+    def _tell_run(
+        self, frame: Json, before: AgentToolEvents, runs: AgentToolEvents
+    ) -> None:
+        event = frame["event"]
+        if event["kind"] == "cleared":
+            gone = [r for r in before.runs_by_id if r not in runs.runs_by_id]
+            self.hub.tell(told.RunsCleared(run_ids=gone))
+            return
+        body = event.get("body")
+        self.hub.tell(
+            told.RunChanged(
+                run_id=event["runId"],
+                kind=event["kind"],
+                sequence=frame.get("sequence", 0),
+                chunk=decoded(body) if isinstance(body, str) else None,
+                run=runs.runs_by_id[event["runId"]],
+                replay=frame.get("replay") is True,
+            )
+        )
 
     def _on_response(self, frame: Json) -> None:
         changed = self.chat.response(frame)
@@ -216,13 +209,13 @@ class Mirror:
     def _on_messages(self, frame: Json) -> None:
         messages = frame.get("messages")
         if isinstance(messages, list):
-            kept = [m for m in messages if isinstance(m, dict)]
+            kept = [m for m in map(as_message, messages) if m is not None]
             self.chat.replaced(kept, idle=frame.get("connect") is True)
             self.tell_messages()
 
     def _on_message(self, frame: Json) -> None:
-        message = frame.get("message")
-        if isinstance(message, dict):
+        message = as_message(frame.get("message"))
+        if message is not None:
             self.chat.transcript.put(message)
             self.tell_messages()
 

@@ -15,6 +15,19 @@ from culet.kernel.core.chunks import apply_chunk_to_parts
 Json = dict[str, Any]
 
 
+def as_message(found: object) -> Json | None:
+    """Return what came as a message: an object with an id and a list of parts.
+
+    Parts that are no objects are left out; None for what is no message.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        return None
+    parts = found.get("parts")
+    listed = parts if isinstance(parts, list) else []
+    kept = [part for part in listed if isinstance(part, dict)]
+    return found if kept == parts else {**found, "parts": kept}
+
+
 @final
 class Fold:
     """One turn, folded from its chunks."""
@@ -81,7 +94,7 @@ class Transcript:
                 message = entry.message
                 if message is not None:
                     out.append(message)
-            elif entry.get("id") not in folded:
+            elif entry["id"] not in folded:
                 out.append(entry)
         return out
 
@@ -89,10 +102,10 @@ class Transcript:
         """Add a message, or replace the one with its id."""
         for at, entry in enumerate(self._entries):
             if isinstance(entry, Fold):
-                if entry.message_id == message.get("id"):
-                    entry.parts = list(message.get("parts") or [])
+                if entry.message_id == message["id"]:
+                    entry.parts = list(message["parts"])
                     return
-            elif entry.get("id") == message.get("id"):
+            elif entry["id"] == message["id"]:
                 self._entries[at] = message
                 return
         self._entries.append(message)
@@ -103,15 +116,14 @@ class Transcript:
             last = next((m for m in reversed(self.messages())
                          if m.get("role") == "assistant"), None)  # fmt: skip
             if last is not None:
-                fold.message_id, fold.parts = last["id"], list(last.get("parts") or [])
+                fold.message_id, fold.parts = last["id"], list(last["parts"])
         self._entries.append(fold)
 
     def end(self, fold: Fold) -> None:
         """A turn is over; what it said stays as a message."""
         message = fold.message
         known = message is not None and any(
-            not isinstance(e, Fold) and e.get("id") == message["id"]
-            for e in self._entries
+            not isinstance(e, Fold) and e["id"] == message["id"] for e in self._entries
         )
         entries: list[Json | Fold] = []
         for entry in self._entries:
@@ -122,20 +134,19 @@ class Transcript:
                 message is not None
                 and fold.whole  # else what the server says is more
                 and not isinstance(entry, Fold)
-                and entry.get("id") == message["id"]
+                and entry["id"] == message["id"]
             ):
                 entries.append(message)
             else:
                 entries.append(entry)
         self._entries = entries
 
-    def drop(self, fold: Fold | None, message_id: str | None = None) -> None:
+    def drop(self, fold: Fold, message_id: str) -> None:
         """Take a turn, and the question that asked for it, out again."""
         self._entries = [
             e
             for e in self._entries
-            if e is not fold
-            and (isinstance(e, Fold) or message_id is None or e.get("id") != message_id)
+            if e is not fold and (isinstance(e, Fold) or e["id"] != message_id)
         ]
 
     def replace(
@@ -151,7 +162,7 @@ class Transcript:
         placed: list[Fold] = []
         for message in messages:
             entries.append(message)
-            if message.get("id") in asked:
+            if message["id"] in asked:
                 fold = asked.pop(message["id"])[1]
                 entries.append(fold)
                 placed.append(fold)

@@ -233,7 +233,7 @@ class _Talk:
         if self._json or not self._screen.out_is_tty:
             return
         for message in self._agent.messages[-HISTORY:]:
-            text = clean(text_of(message.get("parts") or []))
+            text = clean(text_of(message["parts"]))
             if message.get("role") == "user":
                 self._screen.line(f"> {text}", "bold")
             elif text:

@@ -39,6 +39,8 @@ def print_event(event: told.Event, screen: Screen, turns: set[str]) -> None:
             screen.line(f"{mark} turn {event.request_id} {event.outcome}{why}", style)
         case told.MessagesChanged():
             screen.line(f"{len(event.messages)} messages{_last(event.messages)}")
+        case told.RunsCleared():
+            screen.line(f"{len(event.run_ids)} runs forgotten", "dim")
         case told.Message():
             shown = event.data if isinstance(event.data, str) else repr(event.data)
             screen.line(f"message {shown}")
@@ -47,7 +49,7 @@ def print_event(event: told.Event, screen: Screen, turns: set[str]) -> None:
 
 
 def _last(messages: list[dict[str, Any]]) -> str:
-    text = text_of(messages[-1].get("parts") or []) if messages else ""
+    text = text_of(messages[-1]["parts"]) if messages else ""
     return f", the last: {text}" if text else ""
 
 
@@ -72,7 +74,8 @@ def _print_run(event: told.RunChanged, screen: Screen) -> None:
     chunk = event.chunk or {}
     if event.kind == "chunk":
         if chunk.get("type") == "data-agent-milestone":
-            milestone = (chunk.get("data") or {}).get("name", "")
+            data = chunk.get("data")
+            milestone = data.get("name", "") if isinstance(data, dict) else ""
             screen.line(f"◆ {name}: {milestone}", "dim")
         return
     if run["status"] not in _ENDS:
