@@ -41,7 +41,7 @@ from .sql import Transaction, end_stale, rows
 from .state import Changes, check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End
 from .supervise import ChildFailure, ChildRef
-from .tools import AgentTool
+from .tools import AgentTool, output_schema
 from .turn import CancelToken, Chunk, Progress, Turn
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Agent:
 
     initial_state: ClassVar[Any] = None
     max_concurrent_agent_tools: ClassVar[int | None] = None
+    max_queued_agent_tools: ClassVar[int] = 0  # callers in line; then it is refused
     supervision: ClassVar[Literal["contain", "escalate"]] = "contain"
     retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
     resumable: ClassVar[bool] = False
@@ -544,7 +545,7 @@ class Agent:
             callback_name(node, policy.on_finish, arguments=1)
         check, schema = None, None
         if output_type is not None:
-            wanted = output_type
+            wanted, schema = output_type, output_schema(output_type)
 
             def check(value: Any) -> Any:
                 return msgspec.convert(value, wanted)
@@ -552,7 +553,7 @@ class Agent:
         ask = Ask(
             run_id=run_id, tool_call_id=parent_tool_call_id, order=display_order,
             display=display, preview=input_preview, cancel=cancel, detached=policy,
-            no_progress_s=no_progress_s, check=check,
+            no_progress_s=no_progress_s, check=check, schema=schema,
         )  # fmt: skip
         return await node.tree.runs.run(node, kind, input, ask)
 
@@ -684,8 +685,9 @@ _HOOKS = {
     or (inspect.isfunction(value) and name.startswith(("should_",)))
 } | {"get_connection_tags", "validate_state_change"}
 _SETTINGS = {
-    "initial_state", "max_concurrent_agent_tools", "supervision", "retry", "resumable",
-    "durability", "turn_lane", "turn_frames", "send_identity_on_connect",
+    "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools",
+    "supervision", "retry", "resumable", "durability", "turn_lane", "turn_frames",
+    "send_identity_on_connect",
 }  # fmt: skip
 Agent.__culet_final__ = frozenset(
     name

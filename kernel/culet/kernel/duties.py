@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+import msgspec
+
+from .core.run import AgentToolRun
 from .endings import BELOW, Ending
 from .errors import UsageError
 from .fibers import DEADLINE
@@ -53,9 +56,13 @@ class Duties:
 
     async def hook(self, taken: Taken) -> bool:
         """Tell the parent of a run that it has ended."""
-        run = self.tree.runs.get(taken.row.owner, taken.row.what)
-        if run is None:
-            return True
+        if taken.payload:  # cleared since: it says what its row has said
+            run = msgspec.convert(taken.payload["run"], AgentToolRun)
+        else:
+            stored = self.tree.runs.get(taken.row.owner, taken.row.what)
+            if stored is None:
+                return True
+            run = stored
 
         async def call(node: Node) -> None:
             await node.agent.on_agent_tool_finish(run)

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from .calls import UNENCODABLE, stored_json
-from .core.run import Status
+from .core.run import AgentToolRun, Status
 from .errors import UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
 from .node import State
@@ -93,6 +93,14 @@ class _Step:
     told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Watch:
+    """What waiters of one run, turn or fiber share; `run` is a run as it ended."""
+
+    over: trio.Event = field(default_factory=trio.Event)
+    run: AgentToolRun | None = None
+
+
 @final
 class Endings:
     """The endings of one tree."""
@@ -100,7 +108,7 @@ class Endings:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.db = tree.db
-        self.waiters: dict[tuple[str, str], trio.Event] = {}
+        self.waiters: dict[tuple[str, str], Watch] = {}
 
     # ---- who
 
@@ -370,14 +378,19 @@ class Endings:
     def _wake(self, subject: Subject) -> None:
         if subject.kind == "run":
             self.tree.runs.over(subject.owner, subject.id)
-        event = self.waiters.pop((subject.owner, subject.id), None)
-        if event is not None:
-            event.set()
+        watch = self.waiters.pop((subject.owner, subject.id), None)
+        if watch is not None:
+            if subject.kind == "run":
+                watch.run = self.tree.runs.get(subject.owner, subject.id)
+            watch.over.set()
+
+    def watch(self, owner: str, what: str) -> Watch:
+        """Return what is set when that run, turn or fiber is ended."""
+        return self.waiters.setdefault((owner, what), Watch())
 
     async def over(self, owner: str, what: str) -> None:
         """Wait until that run, turn or fiber is ended (look at its row afterwards)."""
-        event = self.waiters.setdefault((owner, what), trio.Event())
-        await event.wait()
+        await self.watch(owner, what).over.wait()
 
 
 def _storable(text: str | None) -> str | None:

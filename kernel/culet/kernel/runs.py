@@ -20,7 +20,7 @@ from .core import frames
 from .core import run as core
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
-from .endings import Ending, Subject, json_text
+from .endings import Ending, Subject, Watch, json_text
 from .errors import (
     CapacityError,
     Deleted,
@@ -30,6 +30,7 @@ from .errors import (
     UsageError,
 )
 from .node import Ambient, Node, ambient, starting
+from .places import Places
 from .ports import Blob
 from .streams import Cursor, RunView
 from .turn import CancelToken
@@ -71,6 +72,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     detached: Detached | None = None
     no_progress_s: float | None = None
     check: Callable[[Any], Any] | None = None
+    schema: Any = None  # of what `check` lets pass, for a life that does not have it
 
 
 def to_run(row: tuple[Any, ...]) -> AgentToolRun:
@@ -95,6 +97,7 @@ class Runs:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.db = tree.db
+        self.places = Places(tree)
         self.validators: dict[tuple[str, str], Callable[[Any], Any]] = {}
         # of detached runs: whose cancelling ends them, as long as they go on
         self.tokens: dict[
@@ -154,7 +157,15 @@ class Runs:
                 "a run awaited in on_start could only begin after it: make it detached"
             )
             raise UsageError(msg)
-        run = self.dispatch(node, kind, value, ask)
+        queues = node.agent.max_queued_agent_tools and starting.get() is None
+        if queues and self._row(node.slot, self._named(ask)[0]) is None:
+            await self.places.wait(node, ask.cancel)
+        try:
+            run, known = self.dispatch(node, kind, value, ask)
+        finally:
+            self.places.freed(node.slot)  # refused, or known already: the next one
+        if known and run.status == "running":
+            ask = self._attached(node, run, ask)
         if ask.detached is not None or run.status != "running":
             if ask.cancel is not None and run.status == "running":
                 cancel = partial(self.cancel, node.slot, run.run_id)
@@ -166,8 +177,8 @@ class Runs:
 
     def dispatch(
         self, node: Node, kind: AgentClass, value: Any, ask: Ask
-    ) -> AgentToolRun:
-        """Write the run and its job in one commit; a known id returns its run."""
+    ) -> tuple[AgentToolRun, bool]:
+        """Write the run and its job in one commit; (its run, True) for a known id."""
         node.check()
         self.tree.emit("run:ask", node.slot, kind.name)
         if not kind.is_tool:
@@ -181,29 +192,62 @@ class Runs:
         if len(text) > self.tree.kernel.limits.input_bytes:
             msg = f"the input of {kind.name} has {len(text)} bytes"
             raise CapacityError(msg)
-        run_id, derived = self._id(ask)
+        self._check_shown("display", ask.display)
+        if not callable(ask.preview):
+            self._check_shown("preview", ask.preview)
+        named, derived = self._named(ask)
+        run_id = named or self.tree.kernel.chance.id()
         digest = core.input_digest(text)
         known = self._known(node, kind, run_id, digest, derived=derived)
         if known is not None:
-            return known
-        refusal = self._refusal(node, kind, run_id)
+            return known, True
+        refusal = self._refusal(node, kind, ask, run_id)
         if refusal is not None:
-            return self._refused(node, kind, ask, run_id, refusal)
+            return self._refused(node, kind, ask, run_id, refusal), False
         preview = ask.preview
         if callable(preview):
             preview = preview(value)
+            self._check_shown("preview", preview)
         if preview is None:
             limit = self.tree.kernel.limits.preview_bytes
             preview = core.shape_preview(msgspec.json.decode(text), limit)
-        return self._insert(node, kind, ask, run_id, text, digest, preview)
+        return self._insert(node, kind, ask, run_id, text, digest, preview), False
 
-    def _id(self, ask: Ask) -> tuple[str, bool]:
+    def _named(self, ask: Ask) -> tuple[str | None, bool]:
+        """Return the id that a run has by itself, and whether a tool call gave it."""
         if ask.run_id is not None:
             return check_name(ask.run_id), False
         here = ambient.get()
         if here is not None and here.tool_call is not None:
             return core.derive_run_id(*here.tool_call), True
-        return self.tree.kernel.chance.id(), False
+        return None, False
+
+    def _check_shown(self, what: str, value: Any) -> None:
+        """Refuse what every client would get and is too much for that."""
+        limit = self.tree.kernel.limits.shown_bytes
+        size = len((json_text(value) or "").encode())
+        if size > limit:
+            msg = f"the {what} of a run has {size} bytes, the limit is {limit}"
+            raise CapacityError(msg)
+
+    def _attached(self, node: Node, run: AgentToolRun, ask: Ask) -> Ask:
+        """Somebody joins a run that goes on: with patience that ends, and its check."""
+        limits = self.tree.kernel.limits
+        if ask.check is not None:
+            self.validators.setdefault((node.slot, run.run_id), ask.check)
+        if ask.no_progress_s is None:
+            ask = msgspec.structs.replace(ask, no_progress_s=limits.reattach_s)
+        child = self._row(node.slot, run.run_id)
+        assert child is not None  # it was found in this step
+        subject = Subject("run", node.slot, run.run_id, child)
+        self.tree.emit("run:reattach", subject, ask.no_progress_s)
+        return ask
+
+    def _row(self, owner: str, run_id: str | None) -> str | None:
+        """Return the slot of a run's facet; None when there is no such run."""
+        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        return str(rows[0][0]) if rows else None
 
     def _known(
         self, node: Node, kind: AgentClass, run_id: str, digest: str, *, derived: bool
@@ -226,7 +270,7 @@ class Runs:
         return self.get(node.slot, run_id)
 
     def _refusal(
-        self, node: Node, kind: AgentClass, run_id: str
+        self, node: Node, kind: AgentClass, ask: Ask, run_id: str
     ) -> tuple[str, str] | None:
         tree = self.tree
         depth = tree.kernel.limits.depth
@@ -235,11 +279,10 @@ class Runs:
         full = tree.quotas.full(node.slot)
         if full is not None and not tree.child_slot(node.slot, kind, run_id):
             return "capacity", full
-        limit = node.agent.max_concurrent_agent_tools
-        if limit is None:
-            return None
-        sql = "SELECT count(*) FROM run WHERE owner = ? AND status = 'running'"
-        if int(self.db.execute(sql, (node.slot,))[0][0]) >= limit:
+        if ask.cancel is not None and ask.cancel.cancelled:
+            return None  # it ends before it begins, and takes nobody's place
+        limit = self.places.full(node)
+        if limit is not None:
             return "capacity", f"{limit} runs are going on already"
         return None
 
@@ -256,6 +299,8 @@ class Runs:
         shown = msgspec.structs.replace(told, run_id=self.tree.kernel.chance.id())
         blob = Blob(frames.started(shown), frames.terminal(shown))
         self.tree.sockets.push_all(node.slot, blob)
+        if node.kind.hears_finish:  # nothing is stored that could owe it
+            node.hook(Ambient(node), node.agent.on_agent_tool_finish, told)
         return told
 
     def _insert(
@@ -287,6 +332,8 @@ class Runs:
         payload = {"input": msgspec.Raw(text)}
         if here is not None and here.identity is not None:
             payload["identity"] = here.identity
+        if ask.schema is not None:
+            payload["schema"] = ask.schema
         lane = kind.cls.turn_lane or f"turn:{run_id}"
         take: int | None = None
         try:
@@ -345,6 +392,7 @@ class Runs:
     def over(self, owner: str, run_id: str) -> None:
         """A run has ended: nothing is kept for it."""
         self.validators.pop((owner, run_id), None)
+        self.places.freed(owner)
         token = self.tokens.pop((owner, run_id), None)
         if token is not None:
             token[0].forget(token[1])
@@ -364,31 +412,35 @@ class Runs:
             while True:
                 run = self.get(owner, run_id)
                 if run is None:
-                    msg = f"run {run_id!r} was cleared"
+                    msg = f"run {run_id!r} is gone with whom it belonged to"
                     raise Deleted(msg)
                 if run.status != "running":
                     return run
-                if not await self._wait(owner, run_id, ask.no_progress_s):
+                watch = self.tree.endings.watch(owner, run_id)
+                if not await self._wait(watch, owner, run_id, ask.no_progress_s):
                     return msgspec.structs.replace(run, reason="no-progress")
+                if watch.run is not None:  # whatever became of its row since
+                    return watch.run
         finally:
             if ask.cancel is not None:
                 ask.cancel.forget(cancel)
 
-    async def _wait(self, owner: str, run_id: str, no_progress_s: float | None) -> bool:
+    async def _wait(
+        self, watch: Watch, owner: str, run_id: str, no_progress_s: float | None
+    ) -> bool:
         """Wait for the end; False when nothing was said for that long."""
         if no_progress_s is None:
-            await self.tree.endings.over(owner, run_id)
+            await watch.over.wait()
             return True
         said = self._said(owner, run_id)
         with trio.move_on_after(no_progress_s):
-            await self.tree.endings.over(owner, run_id)
+            await watch.over.wait()
             return True
         return self._said(owner, run_id) != said
 
     def _said(self, owner: str, run_id: str) -> int:
-        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
-        rows = self.db.execute(sql, (owner, run_id))
-        stream = self.tree.streams.find(rows[0][0], run_id) if rows else None
+        child = self._row(owner, run_id)
+        stream = None if child is None else self.tree.streams.find(child, run_id)
         return 0 if stream is None else stream.committed + len(stream.staged)
 
     # ---- ending and showing
@@ -405,21 +457,19 @@ class Runs:
 
         `ending` says otherwise how it ends (a budget that is over).
         """
-        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
-        rows = self.db.execute(sql, (owner, run_id))
-        if not rows:
+        child = self._row(owner, run_id)
+        if child is None:
             return None
-        subject = Subject("run", owner, run_id, rows[0][0])
+        subject = Subject("run", owner, run_id, child)
         return self.tree.endings.cancel(subject, reason, ending)
 
     async def replay(self, owner: str, run_id: str, after: int) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, decoded; then end."""
-        sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
-        rows = self.db.execute(sql, (owner, run_id))
-        if not rows:
+        child = self._row(owner, run_id)
+        if child is None:
             msg = f"there is no run {run_id!r}"
             raise NotFound(msg)
-        cursor = Cursor(rows[0][0], run_id, "run", after)
+        cursor = Cursor(child, run_id, "run", after)
         limit = self.tree.kernel.limits.replay_page_bytes
         over = False
         while not over:
@@ -431,27 +481,23 @@ class Runs:
     async def clear(
         self, node: Node, *, status: Status | None, older_than: int | None
     ) -> int:
-        """Forget runs: cancel what goes on, wipe the facets, drop the rows."""
+        """Forget runs: cancel what goes on, wipe the facets, drop the rows.
+
+        With `older_than` alone only what has ended is meant.
+        """
         count = 0
         for run in self.all(node.slot, status=status):
-            if older_than is not None and run.started_at >= older_than:
+            if older_than is not None and (
+                run.started_at >= older_than
+                or (status is None and run.status == "running")
+            ):
                 continue
             node.check()
-            self.cancel(node.slot, run.run_id, "cleared")
-            sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
-            found = self.db.execute(sql, (node.slot, run.run_id))
-            if not found:
+            child = self._row(node.slot, run.run_id)
+            if child is None:
                 continue  # cleared by somebody else meanwhile
-            child = found[0][0]
-            with self.tree.transaction():
-                self.tree.jobs.drop(
-                    "owner = ? AND kind IN ('hook', 'deliver', 'limit') AND what = ?",
-                    (node.slot, run.run_id),
-                )
-                self.db.execute(
-                    "DELETE FROM run WHERE owner = ? AND id = ?",
-                    (node.slot, run.run_id),
-                )
+            self.cancel(node.slot, run.run_id, "cleared")
+            self._forget(node, run.run_id)
             count += 1
             if self.tree.is_live_slot(child):
                 try:  # no await before its commit: with the row it is one step
@@ -460,3 +506,27 @@ class Runs:
                     self.tree.fail(error)  # half of it: back to the last record
                     raise
         return count
+
+    def _forget(self, node: Node, run_id: str) -> None:
+        """Drop the row of a run that has ended; whoever shows it drops it as well.
+
+        A hook that is owed is told with what the row said; a delivery is not made.
+        """
+        run = self.get(node.slot, run_id)
+        assert run is not None
+        owed = (
+            "owner = ? AND kind IN ('hook', 'deliver', 'limit') AND what = ?"
+            " AND held IS NULL"
+        )
+        mine = (node.slot, run_id)
+        sql = f"SELECT 1 FROM job WHERE {owed} AND kind <> 'limit'"
+        with self.tree.transaction():
+            hook = self.db.execute(sql, mine) and node.kind.hears_finish
+            self.tree.jobs.drop(owed, mine)
+            self.db.execute("DELETE FROM run WHERE owner = ? AND id = ?", mine)
+            if hook:
+                self.tree.jobs.add(
+                    node.slot, "hook", run_id, at=self.tree.now(),
+                    lane=f"hook:{run_id}", payload={"run": run},
+                )  # fmt: skip
+        self.tree.sockets.push_all(node.slot, Blob(frames.cleared(run)))

@@ -59,6 +59,18 @@ def _schema(input_type: Any) -> dict[str, Any]:
     return schema
 
 
+def output_schema(output_type: Any) -> dict[str, Any]:
+    """Return the JSON Schema of what a caller wants; raises `UsageError` for no type."""
+    if isinstance(output_type, dict):
+        msg = "a JSON Schema mapping needs the extra `schema`; give a type instead"
+        raise UsageError(msg)
+    try:
+        return msgspec.json.schema(output_type)
+    except TypeError as error:
+        msg = f"an output cannot be checked by {output_type!r}: {error}"
+        raise UsageError(msg) from None
+
+
 def agent_tool(
     cls: type[Agent],
     *,
@@ -76,6 +88,8 @@ def agent_tool(
     if isinstance(input_type, dict):
         msg = "a JSON Schema mapping needs the extra `schema`; give a type instead"
         raise UsageError(msg)
+    if output_type is not None:
+        output_schema(output_type)
     display = {"name": display_name, "icon": icon}
     shown = {k: v for k, v in display.items() if v is not None}
     return AgentTool(cls, description, input_type, output_type, shown or None)

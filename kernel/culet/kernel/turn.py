@@ -15,7 +15,8 @@ import msgspec
 import trio
 
 from .calls import UNENCODABLE
-from .core.run import coalesce
+from .core.fits import complaint
+from .core.run import coalesce, default_error
 from .endings import Ending, Subject, json_text
 from .errors import (
     CapacityError,
@@ -152,6 +153,7 @@ class Turn:
         self._taken = taken
         self._scope = trio.CancelScope()
         self._text: list[str] = []
+        self._fault: str | None = None
         self._reported_at: float | None = None
         self._pending: dict[str, Any] | None = None
         self._earlier: list[dict[str, Any]] | None = None
@@ -197,6 +199,9 @@ class Turn:
         if len(body) > limit:
             msg = f"chunk {kind!r} has {len(body)} bytes, the limit is {limit}"
             raise CapacityError(msg)
+        if kind == "error":  # said in band: no chunk, it is how the turn ends
+            self._fault = str(chunk.get("errorText") or default_error("error", None))
+            return
         if kind == "text-delta":
             self._text.append(str(chunk.get("delta", "")))
         elif kind in _REPORTS:
@@ -395,13 +400,25 @@ class Turns:
             summary = summary[: limit.summary_bytes]
             output = json_text(turn.output)
             usage = json_text(turn.usage)
-            check = self.tree.runs.validators.get((subject.owner, subject.id))
-            if check is not None and turn.output is not None:
-                check(msgspec.json.decode(output or "null"))
+            if turn._fault is not None:
+                fault = turn._fault[:_ERROR_CHARS]
+                return Ending("error", "failed", fault, summary=summary, usage=usage)
+            self._check(subject, turn, msgspec.json.decode(output or "null"))
         except (TypeError, msgspec.ValidationError, UsageError) as error:
             text = f"its output is not what was asked for: {error}"
             return Ending("error", "bad-output", text[:_ERROR_CHARS], summary=turn.text)
         return Ending("completed", output=output, summary=summary, usage=usage)
+
+    def _check(self, subject: Subject, turn: Turn, output: Any) -> None:
+        """Refuse an output that is not of the type that the asker wanted."""
+        check = self.tree.runs.validators.get((subject.owner, subject.id))
+        if check is not None:
+            check(output)
+            return
+        schema = (turn._taken.payload or {}).get("schema")  # of a former life
+        told = None if schema is None else complaint(schema, output)
+        if told is not None:
+            raise UsageError(told)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)

@@ -151,6 +151,13 @@ def terminal(run: RunFacts, *, replay: bool = False) -> str:
     return _lifecycle(run, run.n + 1, event, replay=replay)
 
 
+def cleared(run: RunFacts) -> str:
+    """Return that a run which had ended is forgotten: whoever shows it drops it."""
+    assert run.n is not None
+    event = {"kind": "cleared", "runIds": [run.run_id]}
+    return _lifecycle(run, run.n + 2, event, replay=False)
+
+
 def _error(run: RunFacts) -> str:
     return run.error or default_error(run.status, run.reason)
 

@@ -80,6 +80,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     staged_bytes: int = 1 << 20  # staged and not durable, per run: then its turn waits
     input_bytes: int = 8 << 20
     preview_bytes: int = 1024
+    shown_bytes: int = 16 << 10  # of a preview or display that a caller gives, each
+    reattach_s: float = 120.0  # without a word, of a waiter that joined a known run
     tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
     summary_bytes: int = 256 << 10
     progress_s: float = 0.2  # at most one stored progress frame in this time

@@ -10,6 +10,7 @@ piece missing in between. It may fold them all in the order of arrival, because 
   server; it is counted in `protocol_errors` and otherwise ignored.
 - *patient*: a frame that cannot be applied yet (its run never started here) is not
   taken for seen, so a later replay brings both.
+- *forgetful*: a run that was cleared is dropped with its keys, and may start anew.
 - *total*: whatever a frame looks like, nothing raises; what is not understood is
   passed over. Ids such as `__proto__` are ordinary.
 - *honest identity*: the SAME state object comes back when nothing changed.
@@ -66,6 +67,14 @@ class _Seen:
             log = {known: at for known, at in log.items() if at < self._size}
         log[key] = self._size
         return _Seen(log, self._size + 1)
+
+    def without(self, run_ids: set[str]) -> _Seen:
+        """Return a set of its own, without the keys of those runs."""
+        mine = (key for key, at in self._log.items() if at < self._size)
+        kept = {
+            key: at for at, key in enumerate(k for k in mine if k[1] not in run_ids)
+        }
+        return _Seen(kept, len(kept))
 
 
 class AgentToolEvents:
@@ -127,10 +136,12 @@ def apply_agent_tool_event(state: AgentToolEvents, frame: object) -> AgentToolEv
     if not isinstance(frame, Mapping) or frame.get("type") != "agent-tool-event":
         return state
     event = frame.get("event")
-    if not isinstance(event, Mapping) or not isinstance(event.get("runId"), str):
+    if not isinstance(event, Mapping):
         return state
     kind = event.get("kind")
-    if not isinstance(kind, str):
+    if kind == "cleared":
+        return _cleared(state, event.get("runIds"))
+    if not isinstance(event.get("runId"), str) or not isinstance(kind, str):
         return state
     run_id: str = event["runId"]
     run = state.runs_by_id.get(run_id)
@@ -148,6 +159,16 @@ def apply_agent_tool_event(state: AgentToolEvents, frame: object) -> AgentToolEv
         return state  # a start that comes after the end: nothing will ever follow
     runs = state._runs if new is run else {**state._runs, run_id: new}
     return AgentToolEvents(runs, state._seen.plus(key), state.protocol_errors + late)
+
+
+def _cleared(state: AgentToolEvents, run_ids: object) -> AgentToolEvents:
+    """Drop runs with all that was seen of them: their ids may begin anew."""
+    named = run_ids if isinstance(run_ids, list) else []
+    gone = {one for one in named if isinstance(one, str) and one in state._runs}
+    if not gone:
+        return state
+    runs = {run_id: run for run_id, run in state._runs.items() if run_id not in gone}
+    return AgentToolEvents(runs, state._seen.without(gone), state.protocol_errors)
 
 
 def _apply(
