@@ -119,19 +119,20 @@ def _a_remnant_keeps_its_lane(patch: Patch) -> None:
 
 def _never_looked_at_again(patch: Patch) -> None:
     patch.setattr(Jobs, "mine", lambda _jobs, _taken: True)
+    patch.setattr(Jobs, "to_be_called", lambda _jobs, _taken: True)
 
 
 def _looked_at_only_after_the_barrier(patch: Patch) -> None:
-    mine = Jobs.mine
+    one = Jobs._one
     seen: list[Taken] = []
 
-    def once(jobs: Jobs, taken: Taken) -> bool:
-        if taken in seen:
-            return True
-        seen.append(taken)
-        return mine(jobs, taken)
+    async def early(jobs: Jobs, taken: Taken) -> None:
+        if jobs.mine(taken):
+            seen.append(taken)
+        await one(jobs, taken)
 
-    patch.setattr(Jobs, "mine", once)
+    patch.setattr(Jobs, "_one", early)
+    patch.setattr(Jobs, "to_be_called", lambda _jobs, taken: taken in seen)
 
 
 def _taken_is_begun(patch: Patch) -> None:
