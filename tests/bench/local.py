@@ -13,13 +13,17 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import trio
 from figures import REPEATS, clock, put, rss_kb
 
-from culet.kernel import Agent, Turn, open_kernel
+from culet.kernel import Agent, Due, Turn, open_kernel
+
+LATE_MS: list[float] = []  # of what was called since the last look
 
 
 class Job(Agent):
@@ -31,6 +35,13 @@ class Job(Agent):
 
     async def ping(self, n: int) -> int:
         return n
+
+    async def due_soon(self, at_ms: int, n: int) -> None:
+        when = datetime.fromtimestamp(at_ms / 1000, UTC)
+        await self.schedules.many([Due(when, "told", i) for i in range(n)])
+
+    async def told(self, payload: Any, schedule: Any) -> None:
+        LATE_MS.append(time.time() * 1000 - schedule.at)
 
     async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
         for i in range(turn.input):
@@ -70,7 +81,25 @@ class Root(Agent):
         for i in range(n):
             await self.schedule(3600, "due", {"i": i})
 
+    async def schedule_many(self, n: int) -> None:
+        for _ in range(n // 1000):
+            await self.schedules.many([Due(3600, "due", {"i": i}) for i in range(1000)])
+
     async def due(self, payload: Any, schedule: Any) -> None: ...
+
+    async def due_soon(self, at_ms: int, n: int) -> None:
+        when = datetime.fromtimestamp(at_ms / 1000, UTC)
+        dues = [Due(when, "told", {"i": i}) for i in range(n)]
+        for first in range(0, n, 1000):
+            await self.schedules.many(dues[first : first + 1000])
+
+    async def due_soon_below(self, at_ms: int, n: int, below: int) -> None:
+        for i in range(below):
+            await (await self.dynamic_agents.get(Job, f"due{i}")).due_soon(at_ms, n)
+
+    async def told(self, payload: Any, schedule: Any) -> None:
+        self.sql("INSERT INTO t (v) VALUES ('told')")
+        LATE_MS.append(time.time() * 1000 - schedule.at)
 
     async def insert(self, n: int) -> None:
         for _ in range(n):
@@ -131,6 +160,58 @@ async def schedules(root: Any, r: int) -> float:
     return 500 / (clock() - started)
 
 
+async def schedules_many(root: Any, r: int) -> float:
+    started = clock()
+    await root.schedule_many(5000)
+    return 5000 / (clock() - started)
+
+
+async def late(
+    put: Callable[[int], Awaitable[None]], n: int, in_ms: int
+) -> list[float]:
+    """Put calls that are due then; return how many ms late each was."""
+    LATE_MS.clear()
+    await put(int(time.time() * 1000) + in_ms)
+    while len(LATE_MS) < n:
+        await trio.sleep(0.01)
+    return sorted(LATE_MS)
+
+
+async def due_1000_at_once(root: Any, r: int) -> float:
+    return (await late(lambda at: root.due_soon(at, 1000), 1000, 700))[-1]
+
+
+async def due_alone(root: Any, r: int) -> float:
+    times = [(await late(lambda at: root.due_soon(at, 1), 1, 60))[0] for _ in range(10)]
+    return statistics.median(times)
+
+
+async def due_10000_over_100(root: Any, r: int) -> float:
+    times = await late(lambda at: root.due_soon_below(at, 100, 100), 10_000, 3000)
+    return times[int(len(times) * 0.99)]
+
+
+async def due_10000_gap(root: Any, r: int) -> float:
+    """The longest that the loop did nothing else meanwhile, ms."""
+    gap, last = 0.0, clock()
+
+    async def probe() -> None:
+        nonlocal gap, last
+        last = clock()
+        while True:
+            await trio.sleep(0.001)
+            now = clock()
+            if LATE_MS:
+                gap = max(gap, now - last)
+            last = now
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(probe)
+        await due_10000_over_100(root, r)
+        nursery.cancel_scope.cancel()
+    return gap * 1e3
+
+
 async def inserts(root: Any, r: int) -> float:
     started = clock()
     await root.insert(2000)
@@ -178,6 +259,11 @@ BENCHES: dict[str, tuple[str, Bench]] = {
     "runs_64x100_chunks": ("chunk/s", runs_64x100),
     "fibers_one_stash": ("fiber/s", fibers),
     "schedule_inserts": ("insert/s", schedules),
+    "schedules_many": ("insert/s", schedules_many),
+    "due_1000_all_done": ("ms late", due_1000_at_once),
+    "due_alone": ("ms late", due_alone),
+    "due_10000_over_100_p99": ("ms late", due_10000_over_100),
+    "due_10000_over_100_gap": ("ms", due_10000_gap),
     "sql_inserts_one_call": ("row/s", inserts),
     "acked_inserts_64_in_flight": ("row/s", inserts_64_in_flight),
     "abort_40_facets_slowest": ("ms", abort_40_p99),

@@ -436,17 +436,18 @@ class Jobs:
     ) -> list[Callable[[], None]]:
         """Return what tells of methods of which many one-shot calls are due: once a burst."""
         least = self.tree.kernel.limits.crowd
-        if len(batch) < min(share, least) and batch[0].attempts == 1:
-            self._crowded.discard(key)
-            return []
         crowded = self.kinds[batch[0].row.kind].crowded
-        if crowded is None or key in self._crowded:
+        known, goes_on = key in self._crowded, len(batch) == share
+        if known and not goes_on:
+            self._crowded.discard(key)  # these are the last of it
+        few = len(batch) < min(share, least) and batch[0].attempts == 1
+        if crowded is None or known or few:
             return []
         counts = Counter(t.row.what for t in batch if t.row.every is None)
         for what, count in self.db.execute(_CROWD, (*key, now, _CROWD_ROWS)):
             counts[what] += count
         many = [(what, n) for what, n in counts.items() if n >= least]
-        if many:
+        if many and goes_on:
             self._crowded.add(key)
         return [partial(crowded, key[0], what, n) for what, n in many]
 

@@ -162,6 +162,7 @@ class Schedules:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._warned: dict[str, set[str]] = {}  # methods, by the slot that starts
+        self._logged: set[tuple[str | None, str]] = set()  # crowded methods of a class
 
     def kind(self, *, crowded: bool) -> Kind:
         """Return what the tree does with one of the two kinds."""
@@ -271,12 +272,19 @@ class Schedules:
         self._warned.pop(node.slot, None)
 
     def crowded(self, owner: str, what: str, many: int) -> None:
-        """So many one-shot calls of one method are due at once: perhaps not meant."""
-        log.warning(
-            "%s: at least %d calls of %r are due at once; were they meant to be one?"
-            " (idempotent=True)",
-            self.tree.path_of(owner), many, what,
-        )  # fmt: skip
+        """So many one-shot calls of one method are due at once: perhaps not meant.
+
+        The log hears it once of each method of a class.
+        """
+        kind = self.tree.kind_of(owner)
+        method = (None if kind is None else kind.name, what)
+        if method not in self._logged:
+            self._logged.add(method)
+            log.warning(
+                "%s: at least %d calls of %r are due at once; were they meant to be one?"
+                " (idempotent=True)",
+                self.tree.path_of(owner), many, what,
+            )  # fmt: skip
         self.tree.emit("schedule:duplicate_warning", owner, Crowd(what, many))
 
     # ---- reading and changing

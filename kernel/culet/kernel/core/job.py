@@ -31,6 +31,7 @@ intervals after `at`; recurrences and retries survive their JSON.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
@@ -147,6 +148,7 @@ def encode_every(every: Every) -> str:
     return text.removesuffix(_USUAL) + "}" if text.endswith(_USUAL) else text
 
 
+@lru_cache(maxsize=256)
 def decode_every(text: str) -> Every:
     """Return the recurrence of its JSON. Raises `msgspec.DecodeError`."""
     return _every.decode(text)
@@ -157,6 +159,7 @@ def encode_retry(retry: Retry) -> str:
     return msgspec.json.encode(retry).decode()
 
 
+@lru_cache(maxsize=256)
 def decode_retry(text: str) -> Retry:
     """Return the retry policy of its JSON. Raises `msgspec.DecodeError`."""
     return _retry.decode(text)
