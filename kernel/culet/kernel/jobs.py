@@ -35,7 +35,7 @@ from .barrier import until
 from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import UNREADABLE
-from .errors import Deleted, FacetAborted, StorageError, UsageError
+from .errors import Deleted, FacetAborted, StorageBusy, StorageError, UsageError
 from .events import CHANNEL_OF, Owed
 
 if TYPE_CHECKING:
@@ -534,6 +534,19 @@ class Jobs:
             ):
                 self._release(taken)
 
+    def _put_off(self, taken: Taken, error: StorageBusy) -> None:
+        """Another process has locked a file: that is no try, and is looked at again."""
+        self.tree.report_job(taken, error)
+        wait_ms = int(self.tree.kernel.limits.clock_check_s * 1000)
+        begun = int(taken.begun_before and taken.row.kind == "turn")
+        with self.tree.transaction():
+            self.db.execute(
+                "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0), begun = ?,"
+                " due_at = ? WHERE id = ? AND held = ?",
+                (begun, self.tree.now() + wait_ms, taken.row.id, taken.take),
+            )
+        taken.over = taken.again = True
+
     def _unreadable(self, taken: Taken, error: Exception) -> None:
         """A row that cannot be dealt with rests where it is seen; the others go on."""
         self.tree.report_job(taken, error)
@@ -564,6 +577,8 @@ class Jobs:
         except StartFailed as error:
             cause = error.__cause__ or error
             self._failed(taken, cause, begun=taken.begun_before, started=False)
+        except StorageBusy as error:
+            self._put_off(taken, error)
         except Exception as error:
             self._failed(taken, error)
         else:

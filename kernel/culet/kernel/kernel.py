@@ -7,6 +7,7 @@ stay for recovery; then it goes through.
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from .errors import (
     ChildDidNotStop,
     Deleted,
     NotFound,
+    StorageBusy,
     StorageError,
     StorageFull,
     UsageError,
@@ -34,6 +36,7 @@ from .errors import (
 from .events import Failure
 from .fiberrows import FiberRun, Statuses
 from .node import Node, is_stop
+from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
 
@@ -74,10 +77,12 @@ class Kernel:
         self._nursery: trio.Nursery | None = None
         self._opening: dict[TreeKey, trio.Event] = {}
         self._leaving: dict[TreeKey, trio.Event] = {}
+        self._locked: dict[TreeKey, StorageBusy] = {}  # when last opened
         self._doomed: dict[TreeKey, trio.Event] = {}  # until its folder is gone
         self._broken: dict[TreeKey, BaseException] = {}
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
+        self._waking = 0  # sleeping roots that are being opened, because they are due
         self._listeners: dict[str, list[Listener]] = {}
 
     # ---- life
@@ -112,39 +117,56 @@ class Kernel:
 
     async def _host_loop(self) -> None:
         """Wake sleeping roots when their slot is due. The wall clock is read anew."""
+        assert self._nursery is not None
         while True:
             self._sleepers_changed = trio.Event()
             now = self.clock.now_ms()
             slots = [
                 (due, key) for key, due in self._sleeping.items() if due is not None
             ]
-            due = [key for at, key in slots if at <= now]
-            for key in due[: self.limits.waking_roots]:
-                if key not in self._sleeping:
-                    continue  # somebody came to it while another one was opened
+            due = [slot for slot in slots if slot[0] <= now]
+            room = self.limits.waking_roots - self._waking
+            for _at, key in heapq.nsmallest(room, due):
                 del self._sleeping[key]
-                try:
-                    await self.open_root(key, create=False)
-                except NotFound:
-                    pass  # nothing of it was durable, or its destroy is over now
-                except (StorageError, UsageError) as error:
-                    name = f"{key.class_name}/{key.name}"
-                    self.report("root", None, error, name=name)
-                    if isinstance(error, StorageError):  # what it owes is owed still
-                        full = isinstance(error, StorageFull)
-                        wait_s = (
-                            self.limits.clock_check_s
-                            if full
-                            else self.limits.backoff_max_s
-                        )
-                        wait_ms = int(wait_s * 1000)
-                        self._sleeping.setdefault(key, now + wait_ms)
-            if due:
-                await trio.lowlevel.checkpoint()
-                continue
-            next_due = min((at for at, _ in slots), default=None)
+                self._waking += 1
+                self._nursery.start_soon(self._wake_root, key)
+            next_due = min((at for at, _ in slots if at > now), default=None)
             with trio.move_on_after(until(now, next_due, self.limits.clock_check_s)):
                 await self._sleepers_changed.wait()
+
+    async def _wake_root(self, key: TreeKey) -> None:
+        """Open one root, in a task of its own: a slow one delays no other."""
+        try:
+            await self.open_root(key, create=False)
+        except NotFound:
+            pass  # nothing of it was durable, or its destroy is over now
+        except (StorageError, UsageError) as error:
+            if self.closing:
+                return
+            self.report("root", None, error, name=f"{key.class_name}/{key.name}")
+            if isinstance(error, StorageError):  # what it owes is owed still
+                passes = isinstance(error, StorageFull | StorageBusy)
+                limits = self.limits
+                wait_s = limits.clock_check_s if passes else limits.backoff_max_s
+                due_at = self.clock.now_ms() + int(wait_s * 1000)
+                self._sleeping.setdefault(key, due_at)
+        finally:
+            self._waking -= 1
+            self._sleepers_changed.set()
+
+    async def patiently(self, work: Callable[[], Any], what: str) -> Any:
+        """Run blocking work of the store off the loop; where a file is locked, try again.
+
+        Another process may look at it for a moment. Raises `StorageBusy` when that moment
+        is longer than `limits.busy_s`.
+        """
+        patience = Patience(self.limits, what)
+        while True:
+            try:
+                return await self._off_loop(work)
+            except StorageBusy as error:
+                patience.check(error)
+            await patience.rest()
 
     async def close(self) -> None:
         """Stop everything in order, make it durable, let the tasks end."""
@@ -198,7 +220,10 @@ class Kernel:
                 raise UsageError(msg)
             waits = self._waits(key)
             if waits is not None:
+                opening = waits is self._opening.get(key)
                 await waits.wait()
+                if opening and key in self._locked:  # it has waited long enough
+                    raise StorageBusy(*self._locked[key].args)
                 continue
             tree = self.trees.get(key)
             if tree is not None and not tree.closed:
@@ -211,8 +236,12 @@ class Kernel:
         over = self._opening[key] = trio.Event()
         try:
             with trio.CancelScope(shield=True):
+                self._locked.pop(key, None)
                 opened = await self._open(key, create=create)
             return opened  # noqa: RET504  # a cancel scope may swallow, says mypy
+        except StorageBusy as error:
+            self._locked[key] = error
+            raise
         finally:
             del self._opening[key]
             over.set()
@@ -244,7 +273,8 @@ class Kernel:
                 raise
             return store
 
-        store: TreeStore = await self._off_loop(work)
+        name = f"{key.class_name}/{key.name}"
+        store: TreeStore = await self.patiently(work, name)
         try:
             tree = Tree(self, key, store)
         except BaseException:
@@ -351,10 +381,10 @@ class Kernel:
             return
         try:
             await self.open_root(tree.key, create=False)
-        except (NotFound, StorageFull) as error:
-            # nothing of it was durable; or there may be room the next time
+        except (NotFound, StorageFull, StorageBusy) as error:
+            # nothing of it was durable; or there may be room, or no lock, the next time
             self.report("storage", None, error, name=f"restart of {tree.key}")
-            if isinstance(error, StorageFull):  # nobody may come, and it owes things
+            if not isinstance(error, NotFound):  # nobody may come, and it owes things
                 wait_ms = int(self.limits.backoff_base_s * 1000)
                 self._sleeping.setdefault(tree.key, self.clock.now_ms() + wait_ms)
                 self._sleepers_changed.set()

@@ -25,13 +25,16 @@ from .errors import (
     Deleted,
     FacetAborted,
     FacetBroken,
+    StorageBusy,
     StorageError,
     UsageError,
 )
 from .events import Stopped, Whereabouts
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
+from .milestones import Milestones
 from .node import Node, State, check_cycle, own, starting, starts_under
+from .patience import Patience
 from .quotas import Quotas
 from .runs import Runs
 from .schedules import Schedules
@@ -63,6 +66,7 @@ _CHILDREN: Final = (
     " AND born > coalesce((SELECT born FROM node WHERE parent = ?1 AND class = ?3"
     " AND name = ?4 AND state = 'live'), 0) ORDER BY born LIMIT ?5"
 )
+_LOOK: Final = "SELECT 1 FROM main.culet_value LIMIT 1"
 _UNMAKE: Final = (
     "DELETE FROM node WHERE slot = ?1 AND NOT EXISTS"
     " (SELECT 1 FROM job WHERE owner = ?1) AND NOT EXISTS"
@@ -108,6 +112,7 @@ class Tree:
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
         self.made: set[str] = set()  # by `get`, and no start has succeeded yet
+        self._looks: dict[str, trio.Event] = {}  # at files that somebody has locked
         self.barrier = Barrier(
             store, kernel.limits, kernel.writer, kernel.janitor, self._barrier_failed,
             kernel.clock.stopwatch_ns,
@@ -118,6 +123,7 @@ class Tree:
         self.streams = Streams(self)
         self.endings = Endings(self)
         self.runs = Runs(self)
+        self.milestones = Milestones(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)
         self.schedules = Schedules(self)
@@ -365,8 +371,10 @@ class Tree:
         """Return the live node of a slot, starting it and what is above it. Never creates.
 
         Raises `Deleted`, `FacetBroken` (the start failed), `UsageError` (its class is
-        not registered, or the start would wait for itself).
+        not registered, or the start would wait for itself), `StorageBusy` (another process
+        has locked its file, for longer than `limits.busy_s`).
         """
+        patience: Patience | None = None
         while True:
             node = self.nodes.get(slot)
             if node is not None and node.state is State.LIVE:
@@ -392,6 +400,12 @@ class Tree:
                     continue
                 if not self.is_live_slot(slot):
                     continue  # deleted while its parent was woken
+                if (locked := self._locked(slot)) is not None:
+                    if patience is None:
+                        patience = Patience(self.kernel.limits, self.path_of(slot))
+                    patience.check(locked)
+                    await self._unlocked(slot, patience)
+                    continue
                 node = self._start(slot, row, parent, props)
             if node.state is State.STARTING:
                 if starts_under(node):
@@ -406,6 +420,31 @@ class Tree:
             if node.state is State.LIVE:
                 return node
             await node.left.wait()  # however it ends: the next life is asked for
+
+    def _locked(self, slot: str) -> StorageBusy | None:
+        """Open the file of an agent that is about to start; say if somebody has locked it."""
+        db = self.store.agent(slot)
+        if db.exists:
+            try:
+                db.execute(_LOOK)
+            except StorageBusy as error:
+                return error
+            except StorageError:
+                return None  # its start will tell
+        return None
+
+    async def _unlocked(self, slot: str, patience: Patience) -> None:
+        """Wait for one more look: one waiter looks for all, and no look waits."""
+        looked = self._looks.get(slot)
+        if looked is not None:
+            await looked.wait()
+            return
+        looked = self._looks[slot] = trio.Event()
+        try:
+            await patience.rest()
+        finally:
+            del self._looks[slot]
+            looked.set()
 
     async def _awake_parent(self, slot: str) -> Node:
         parent = self.nodes.get(slot)

@@ -38,10 +38,13 @@ _DROP: Final = "DELETE FROM root WHERE class = ? AND name = ?"
 class HostIndex:
     """The file `roots.db` of one store."""
 
-    def __init__(self, path: str, *, vfs: str) -> None:
+    def __init__(self, path: str, *, vfs: str, busy_s: float) -> None:
         self._lock = threading.Lock()
         self._connection = apsw.Connection(path, vfs=vfs)
         try:
+            # Somebody may look into it. All roots need it, so nobody is kept waiting
+            # who would not wait for it himself.
+            self._connection.set_busy_timeout(int(busy_s * 1000))
             self._connection.pragma("journal_mode", "WAL")
             self._connection.pragma("synchronous", "FULL")
             self.new = self._connection.pragma("user_version") == 0
@@ -99,10 +102,13 @@ class HostIndex:
                 raise storage_error(error) from error
 
 
-def open_index(path: str, *, vfs: str) -> HostIndex:
-    """Open the index; `StorageCorrupt` if it is not a database or a damaged one."""
+def open_index(path: str, *, vfs: str, busy_s: float = 0.0) -> HostIndex:
+    """Open the index; `StorageCorrupt` if it is not a database or a damaged one.
+
+    `busy_s`: how long each call blocks while another process has it locked.
+    """
     try:
-        return HostIndex(path, vfs=vfs)
+        return HostIndex(path, vfs=vfs, busy_s=busy_s)
     except SchemaTooNew:
         raise
     except CAUGHT as error:

@@ -185,14 +185,14 @@ class SqliteStore:
         self._index.note(key, due_at)
 
     def _open_index(self) -> HostIndex:
-        path = f"{self.directory}/roots.db"
+        path, busy_s = f"{self.directory}/roots.db", self._limits.busy_s
         try:
-            index = open_index(path, vfs=self._files.vfs)
+            index = open_index(path, vfs=self._files.vfs, busy_s=busy_s)
         except StorageCorrupt:  # the trees know all of it
             folder = self._files.folder(self.directory)
             for end in ("", "-wal", "-shm"):
                 folder.unlink("roots.db" + end)
-            index = open_index(path, vfs=self._files.vfs)
+            index = open_index(path, vfs=self._files.vfs, busy_s=busy_s)
         if index.new:
             try:
                 index.fill(

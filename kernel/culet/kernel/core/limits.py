@@ -33,6 +33,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     sql_bytes: int = 1 << 20  # text of one statement
     value_bytes: int = 16 << 20  # one stored value or row
     database_pages: int = 1 << 20  # quota of one agent's file, pages of 1 KiB
+    busy_s: float = 5.0  # of waiting for a file that another process has locked
+    busy_step_s: float = 0.05  # between two looks at it
     linger_s: float = 0.005  # between a commit that nobody waits for and its barrier
     slice_s: float = 0.002  # of work in the loop before a checkpoint
     flush_s: float = 0.003  # of storing staged chunks per record
