@@ -529,4 +529,7 @@ class Runs:
                     node.slot, "hook", run_id, at=self.tree.now(),
                     lane=f"hook:{run_id}", payload={"run": run},
                 )  # fmt: skip
-        self.tree.sockets.push_all(node.slot, Blob(frames.cleared(run)))
+        blob = Blob(frames.cleared(run))  # after its last frame, which waits as well
+        push = partial(self.tree.sockets.push_all, node.slot, blob)
+        self.tree.barrier.after.append(push)
+        self.tree.barrier.touched()
