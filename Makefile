@@ -98,15 +98,16 @@ bench-peer: $(DEV)
 # Branch coverage. By their own tests alone: the five files that decide how things end,
 # and the storage package. Then kernel, adapters and web by all tests, which takes long.
 FIVE := kernel/culet/kernel/core/status.py,kernel/culet/kernel/core/job.py,kernel/culet/kernel/core/frames.py,kernel/culet/kernel/core/reducer.py,kernel/culet/kernel/core/path.py
+OWN := tests/core tests/storage tests/kernel/test_quota.py
 COVERED := $(BIN)/coverage run --data-file=$(CURDIR)/.coverage -m pytest
 COVERAGE := $(BIN)/coverage report --data-file=$(CURDIR)/.coverage --skip-covered -m
-coverage: $(DEV)
+coverage: $(DEV) js
 	$(BIN)/coverage erase --data-file=$(CURDIR)/.coverage
-	$(COVERED) tests/core tests/storage tests/kernel/test_quota.py
+	$(COVERED) $(OWN)
 	$(BIN)/coverage combine -q --data-file=$(CURDIR)/.coverage
 	$(COVERAGE) --include='$(FIVE)' --fail-under=100
 	$(COVERAGE) --include='storage/*' --fail-under=100
-	$(COVERED)
+	$(COVERED) $(OWN:%=--ignore=%)
 	$(BIN)/coverage combine -q --append --data-file=$(CURDIR)/.coverage
 	$(COVERAGE) --include='kernel/*' --fail-under=95
 	$(COVERAGE) --include='adapters/*' --fail-under=95

@@ -27,9 +27,9 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 
 from sound import healthy, stores
-from volume import EXAMPLES, LEDGER, PROFILE
+from volume import EXAMPLES, LEDGER, PROFILE, SLOWER
 
-PASS_S: Final = 0.1  # of CPU in one pass of the loop
+PASS_S: Final = 0.1 * SLOWER  # of CPU in one pass of the loop
 
 settings.register_profile(
     PROFILE,

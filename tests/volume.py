@@ -51,6 +51,8 @@ ASKED: Final[dict[Kind, Volume]] = {
     "machine steps": Volume(10_000, 200_000, 5_000_000),
     "kills": Volume(20, 40, 5_000),
 }
+# `make coverage` traces every line: what counts time of the processor allows for that.
+SLOWER: Final = 3 if "COVERAGE_RUN" in os.environ else 1
 TOLD_S: Final = 15.0  # between two lines of progress of the long form
 
 

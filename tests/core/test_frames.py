@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from culet.kernel.core import frames
 from culet.kernel.core.reducer import AgentToolEvents, apply_agent_tool_event
 from culet.kernel.core.run import AgentToolRun
+from volume import SLOWER
 
 RUN = AgentToolRun(
     run_id="r1",
@@ -209,4 +210,4 @@ def test_a_chunk_frame_is_cheap() -> None:
         for sequence in range(2000):
             frames.chunk("run-01", "call-1", sequence, body)
         best = min(best, time.thread_time() - begun)
-    assert best / 2000 < 10e-6  # about 1 µs when nobody else is at work
+    assert best / 2000 < 10e-6 * SLOWER  # about 1 µs when nobody else is at work

@@ -16,6 +16,7 @@ from culet.kernel.errors import ChildDidNotStop, FacetBroken
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import agent_at, raises, settle, tree_of
 from kernel.peers import connect
+from volume import SLOWER
 
 
 class Kid(Agent):
@@ -165,7 +166,7 @@ async def test_a_page_of_ten_thousand_facets_holds_the_loop_for_a_moment(
         took = time.thread_time() - began
         assert len(page) == 1000
         assert page[-1]["path"] == "Top/a/Kid/k998"
-        assert took < 0.05, f"{took * 1000:.0f} ms"
+        assert took < 0.05 * SLOWER, f"{took * 1000:.0f} ms"
         last = test.kernel.tree("Top", "a", after="slot9990")
         assert [row["slot"] for row in last] == [
             f"slot{n}" for n in range(9991, 10_000)

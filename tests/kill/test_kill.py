@@ -23,7 +23,7 @@ import trio
 
 from kill.watcher import Watcher, question
 from sound import healthy
-from volume import ASKED, LEDGER
+from volume import ASKED, LEDGER, SLOWER
 
 APP = Path(__file__).with_name("app.py")
 QUESTION = (
@@ -122,7 +122,7 @@ async def die_and_go_on(
     """Ask, be killed at `at`, start again, see the end; then look as a fresh client."""
     watcher, fresh = Watcher(), Watcher()
     async with Server(folder, at, "--pace", str(pace)) as server:
-        with trio.move_on_after(20):
+        with trio.move_on_after(20 * SLOWER):
             await watcher.follow(server.socket, ask=question(REQUEST, QUESTION))
             await server.process.wait()
         assert server.process.returncode == -signal.SIGKILL, f"{at} was never reached"
@@ -131,7 +131,7 @@ async def die_and_go_on(
     async with Server(folder, ":0") as server, trio.open_nursery() as nursery:
         ask = None if asked else question(REQUEST, QUESTION)
         nursery.start_soon(lambda: watcher.follow(server.socket, ask=ask))
-        with trio.fail_after(30):
+        with trio.fail_after(30 * SLOWER):
             await watcher.until_ended(REQUEST)
             runs = len(watcher.terminals)
             await fresh.ask_for(server.socket, REQUEST, runs)
