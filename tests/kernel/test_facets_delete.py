@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -528,3 +529,21 @@ def _databases(folder: Any) -> list[Any]:
     trees = list(folder.rglob("tree.db"))
     assert len(trees) == 1
     return [p for p in trees[0].parent.glob("*.db") if p.name != "tree.db"]
+
+
+@pytest.mark.rule("F-064", "F-072")
+@pytest.mark.parametrize("level", ["power", "process"])
+@pytest.mark.parametrize("seconds", [0, 1])
+async def test_no_deleted_file_outlives_an_orderly_close(
+    level: Literal["power", "process"], seconds: float, clock: object, tmp_path: Path
+) -> None:
+    async with open_kernel(
+        roots=[Keeper], facets=[Keeper], storage=f"sqlite:{tmp_path}/d",
+        durability=level,
+    ) as kernel:  # fmt: skip
+        root = await kernel.get_agent(Keeper, "a")
+        for name in ("k", "l"):
+            await root.below(name)
+        await root.drop("k")
+        await trio.sleep(seconds)
+    assert len(_databases(tmp_path)) == 1

@@ -16,6 +16,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -24,9 +25,10 @@ from .errors import Fenced
 
 if TYPE_CHECKING:
     from .core.limits import Limits
-    from .ports import Stopwatch, TreeStore
+    from .ports import Chore, Stopwatch, TreeStore
 
 _NEVER: Final = 1 << 62  # no slice ends before it
+_CHORES_OF_CHORES: Final = 4  # a sync, then what waited for it; the rest can wait
 
 
 @final
@@ -233,16 +235,28 @@ class Barrier:
             raise self.fenced
         self.durable = store.done(record, self._stopwatch)
         self.records += 1
-        for chore in store.janitor():
-            if self._janitor is None:
-                try:
-                    chore.work()
-                except Exception as error:
-                    chore.done(error)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Hand out the chores that there are; one that is done may ask for another."""
+        for _ in range(_CHORES_OF_CHORES):
+            chores = self.store.janitor()
+            for chore in chores:
+                if self._janitor is None:
+                    try:
+                        chore.work()
+                    except Exception as error:
+                        chore.done(error)
+                    else:
+                        chore.done(None)
                 else:
-                    chore.done(None)
-            else:
-                self._janitor.post(chore.work, chore.done)
+                    self._janitor.post(chore.work, partial(self._tidied, chore))
+            if not chores:
+                return
+
+    def _tidied(self, chore: Chore, error: BaseException | None) -> None:
+        chore.done(error)
+        self._tidy()
 
     async def _release(self, after: list[Callable[[], None]]) -> None:
         """Publish, let outboxes go, wake waiters: in slices, or a pass gets long."""

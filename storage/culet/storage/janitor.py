@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import perf_counter_ns
 
 import apsw
@@ -82,6 +83,7 @@ class Janitor:
         self._away: dict[Tracked, _Away] = {}
         self._preparing = False
         self._log_syncing = False
+        self._unlinking: set[str] = set()
         self._chores: list[Chore] = []
         self._lock = threading.Lock()  # held while a chore works
         self._closed = False
@@ -215,9 +217,12 @@ class Janitor:
     def _plan_unlinks(self, names: list[str]) -> None:
         folder = self._log.folder
 
+        self._unlinking.update(names)
+
         def work() -> None:
             for name in names:
                 folder.unlink(name)
+                self._unlinking.discard(name)
 
         self._plan(work)
 
@@ -282,9 +287,22 @@ class Janitor:
         self._back(file)
 
     def close(self) -> None:
-        """Wait for the chore that runs; those that come later do nothing."""
+        """Wait for the chore that runs; those that come later do nothing.
+
+        But what was deleted for good does not stay until the tree is opened again.
+        """
         with self._lock:
             self._closed = True
+        log = self._log
+        if log.failure is not None:
+            return
+        with suppress(OSError):  # the next open sweeps
+            if not log.power and log.superfluous:
+                segment, upto = log.log_to_sync()
+                log.sync_log(segment)
+                log.synced = max(log.synced, upto)
+            for name in [*self._unlinking, *log.take_superfluous()]:
+                log.folder.unlink(name)
 
 
 def _copy_all(connection: apsw.Connection, *, empty: bool = False) -> None:
