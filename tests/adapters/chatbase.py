@@ -28,11 +28,11 @@ class ChatBase(Agent):
 
     # ---- the verbs
 
-    async def start_agent_tool_run(self, input: Any, *, run_id: str) -> Inspection:
+    async def start_agent_tool_run(self, given: Any, *, run_id: str) -> Inspection:
         if self.look(run_id) is None:
             self.sql(
                 f"INSERT INTO mine VALUES (?, ?, 'running', NULL, {NOW}, NULL)",
-                run_id, msgspec.json.encode(input).decode(),
+                run_id, msgspec.json.encode(given).decode(),
             )  # fmt: skip
         found = await self.inspect_agent_tool_run(run_id)
         assert found is not None

@@ -566,18 +566,27 @@ def adapter_contract(
     examples: int = 10,
     cancel_s: float = 1.0,
     patience_s: float = 10.0,
+    shrink: bool = True,
 ) -> type:
     """Return a class of tests for what `make_child` returns: an agent class.
 
     The runs of that class say what `perform` says of their input, a text. `examples` are
-    played of each law, each for at most `patience_s`; a cancel has `cancel_s`. Assign it
-    to a name that pytest collects. Raises `UsageError` for half a `ChildAdapter`.
+    played of each law, each for at most `patience_s`; a cancel has `cancel_s`; `shrink`
+    looks for the smallest script that breaks one. Assign it to a name that pytest
+    collects. Raises `UsageError` for half a `ChildAdapter`.
     """
     child = make_child()
     laws = [*KERNEL, *(VERBS if brings_verbs(child) else ())]
     limits = Limits(cancel_s=cancel_s)
+    profile = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate, *([Phase.shrink] if shrink else [])),
+        suppress_health_check=list(HealthCheck),
+    )
     tests = {
-        f"test_{law.__name__}": _test(law, make_child, examples, limits, patience_s)
+        f"test_{law.__name__}": _test(law, make_child, profile, limits, patience_s)
         for law in laws
     }
     return type(f"Test{child.__name__}", (), {"__doc__": __doc__, **tests})
@@ -586,7 +595,7 @@ def adapter_contract(
 def _test(
     law: Law,
     make_child: Callable[[], type[Agent]],
-    examples: int,
+    profile: settings,
     limits: Limits,
     patience_s: float,
 ) -> Callable[..., None]:
@@ -601,14 +610,7 @@ def _test(
 
     test.__doc__ = law.__doc__
     test.__name__ = test.__qualname__ = f"test_{law.__name__}"
-    checked = settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )(given(script=_SCRIPTS)(test))
-    return checked
+    return profile(given(script=_SCRIPTS)(test))
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, final
 
@@ -103,24 +103,34 @@ def spoken(prompt: str) -> list[str]:
     return [w for w in words if not w.startswith(("#", "wait:", "fail:"))]
 
 
-async def perform(prompt: str, skip: int = 0) -> AsyncIterator[str]:
-    """Yield the words of a prompt, without the first `skip`; wait and fail as it says.
+@final
+class perform:  # noqa: N801  # called like the function that it would be
+    """Iterate over the words of a prompt, without the first `skip`; wait and fail as it says.
 
-    Call it where your chat base would ask its model. Cancel it like any other code.
+    Use it where your chat base would ask its model: `async for word in perform(prompt)`.
+    Cancel it like any other code; it needs no closing.
     """
-    if not isinstance(prompt, str):
-        msg = f"a prompt is a text, not {prompt!r:.200}: give `perform` the run's input"
-        raise TypeError(msg)
-    stage = STAGE
-    stage.begun[name_of(prompt)] += 1
-    said = 0
-    for word in prompt.split():
-        if word.startswith("wait:"):
-            stage.gate(prompt, f"at:{word}").open()
-            await stage.gate(prompt, word).wait()
-        elif word.startswith("fail:"):
-            raise Failed(word.removeprefix("fail:"))
-        elif not word.startswith("#"):
-            said += 1
-            if said > skip:
-                yield word
+
+    def __init__(self, prompt: str, skip: int = 0) -> None:
+        if not isinstance(prompt, str):
+            msg = f"a prompt is a text, not {prompt!r:.200}: give `perform` the run's input"
+            raise TypeError(msg)
+        self._prompt, self._skip = prompt, skip
+        self._words = iter(prompt.split())
+        STAGE.begun[name_of(prompt)] += 1
+
+    def __aiter__(self) -> perform:
+        return self
+
+    async def __anext__(self) -> str:
+        for word in self._words:
+            if word.startswith("wait:"):
+                STAGE.gate(self._prompt, f"at:{word}").open()
+                await STAGE.gate(self._prompt, word).wait()
+            elif word.startswith("fail:"):
+                raise Failed(word.removeprefix("fail:"))
+            elif not word.startswith("#"):
+                self._skip -= 1
+                if self._skip < 0:
+                    return word
+        raise StopAsyncIteration

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
@@ -55,7 +55,7 @@ class ChildAdapter(Protocol):
     verb has said must be true after a crash as well, so it stands in the agent's storage.
     """
 
-    async def start_agent_tool_run(self, input: Any, *, run_id: str) -> Inspection:  # noqa: A002
+    async def start_agent_tool_run(self, input: Any, /, *, run_id: str) -> Inspection:  # noqa: A002
         """Begin a run and say how it stands; a known id is never begun again."""
         ...
 
@@ -361,8 +361,8 @@ async def goodbye(node: Node, run_id: str, reason: str | None) -> Inspection | N
     return None if isinstance(verdict, Wrong) else verdict
 
 
-async def goodbyes(node: Node, run_ids: Sequence[str], reason: str | None) -> None:
-    """Tell a child of several runs at once."""
+async def goodbyes(node: Node, runs: Mapping[str, str | None]) -> None:
+    """Tell a child of several runs at once; `runs` says the reason of each."""
     async with trio.open_nursery() as nursery:
-        for run_id in run_ids:
+        for run_id, reason in runs.items():
             nursery.start_soon(goodbye, node, run_id, reason)

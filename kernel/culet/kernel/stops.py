@@ -9,7 +9,7 @@ listed, its lanes free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -162,22 +162,24 @@ class Stops:
                 told.append(node)
         self.fence([n for n in plan if n not in told], reason, error)
         for node in told:
+            runs: dict[str, str | None] = {}
             for run_id in at_work[node.slot]:
-                self.tree.turns.stop(node.slot, run_id, reason)
+                row = self.tree.runs.of_child(node.slot, run_id)
+                runs[run_id] = reason if row is None else row.reason
+                self.tree.turns.stop(node.slot, run_id, runs[run_id])
             if node.slot not in self._leaving:
                 self._leaving[node.slot] = trio.Event()
-                runs = at_work[node.slot]
                 self.tree.start_soon(self._part, node, runs, reason, error)
 
     async def _part(
         self,
         node: Node,
-        runs: Sequence[str],
+        runs: Mapping[str, str | None],
         reason: str | None,
         error: Exception | None,
     ) -> None:
         try:
-            await goodbyes(node, runs, reason)
+            await goodbyes(node, runs)
         finally:
             self.fence([node], reason, error)
             self._leaving.pop(node.slot).set()
