@@ -216,7 +216,13 @@ class Connection:
         texts: list[str] = []
         size = 0
         while self._cursors and size < limit:
-            part, over = self._tree.streams.pull(self, self._cursors[0], limit - size)
+            cursor = self._cursors[0]
+            try:
+                part, over = self._tree.streams.pull(self, cursor, limit - size)
+            except StorageError as error:  # of one file: the other runs are whole
+                name = cursor.stream_id
+                self._tree.kernel.report("replay", None, error, name=name)
+                part, over = [], True
             texts += part
             size += sum(map(len, part))
             if over:
