@@ -277,6 +277,8 @@ class Story:
                 if state in self.states:  # whoever saw it will not see an older one
                     del self.states[: self.states.index(state)]
             for frame in filter(None, map(decoded, peer.out)):
+                if frame["event"]["kind"] == "cleared":
+                    continue  # of no sequence: the run is no more
                 run_id, number = frame["event"]["runId"], frame["sequence"]
                 if run_id in self._cleared:
                     continue

@@ -64,11 +64,11 @@ class Holds:
             live.add(take)
             return take
 
-        async def counted_work(jobs: Jobs, taken: Any) -> None:
+        async def counted_work(jobs: Jobs, batch: Any) -> None:
             try:
-                await work(jobs, taken)
+                await work(jobs, batch)
             finally:
-                live.discard(taken.take)
+                live.difference_update(taken.take for taken in batch)
 
         async def counted_run(
             fibers: Fibers, node: Any, taken: Any, fn: Any, *, keep: bool
