@@ -17,8 +17,15 @@ from adapters.peer import user
 from culet.adapters import ScriptedModel, Think, tool
 from culet.adapters.model import ToolCall
 from culet.adapters.tooling import ToolContext
-from culet.kernel import Agent, AgentToolRun, Chunk, Schedule, Turn, agent_tool
-from culet.kernel.runs import Detached
+from culet.kernel import (
+    Agent,
+    AgentToolRun,
+    Chunk,
+    Detached,
+    Schedule,
+    Turn,
+    agent_tool,
+)
 from machines.world import CLASSES, Actor, Model, Root, Worker
 
 
@@ -53,8 +60,7 @@ class Noting(Actor):
         return run.status
 
     async def heard(self, run: AgentToolRun) -> None:
-        """Called with the end of a detached run, in the place of the hook."""
-        await self.on_agent_tool_finish(run)
+        """Called with the end of a detached run, beside the hook."""
         self.sql("insert or ignore into note values (?, ?)", run.run_id, run.status)
 
     async def fire(self, payload: Any, schedule: Schedule) -> None:

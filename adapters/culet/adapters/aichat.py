@@ -18,9 +18,18 @@ import msgspec
 import trio
 
 from culet.adapters import messages as rules
+from culet.adapters import notice
 from culet.adapters.chat import LANE, Chat, ChatResponse
 from culet.adapters.messages import Message
-from culet.kernel import Agent, Chunk, Request, Response, Turn
+from culet.kernel import (
+    Agent,
+    AgentToolRun,
+    Chunk,
+    Progress,
+    Request,
+    Response,
+    Turn,
+)
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
 from culet.kernel.core.chunks import text_of
@@ -132,6 +141,14 @@ class AIChatAgent(Agent):
         if text or output is None:
             return text
         return output if isinstance(output, str) else _json(output)
+
+    def format_detached_finish(self, run: AgentToolRun) -> str:
+        """Return what the model is told of a detached run that has ended; "": nothing."""
+        return notice.finish_text(run)
+
+    def format_detached_milestone(self, run: AgentToolRun, progress: Progress) -> str:
+        """Return what is said of a milestone that a detached run has reached; "": nothing."""
+        return notice.milestone_text(run, progress)
 
     async def on_request(self, request: Request) -> Response:
         """Answer `GET …/get-messages`; an override calls this for what is not its own."""
@@ -283,6 +300,34 @@ class AIChatAgent(Agent):
 
     # ---- the kernel's extension points
 
+    async def _notify_finish(self, run: AgentToolRun, source: Any) -> None:
+        """The model takes a turn about a detached run that has ended; once."""
+        text = await _value(self.format_detached_finish(run))
+        if text:
+            source = source if isinstance(source, str) else notice.SOURCE
+            key = notice.finish_key(run)
+            said = notice.message(key, "user", text, run, source)
+            await self.submit_messages([said], idempotency_key=key)
+
+    async def _notify_milestone(
+        self, run: AgentToolRun, progress: Progress, *, react: bool
+    ) -> None:
+        """The chat shows a milestone, or the model takes a turn about it; once."""
+        text = await _value(self.format_detached_milestone(run, progress))
+        if not text:
+            return
+        key, role = (
+            notice.milestone_key(run, progress),
+            "user" if react else "assistant",
+        )
+        said = notice.message(
+            key, role, text, run, notice.SOURCE, milestone=progress.milestone
+        )
+        if react:
+            await self.submit_messages([said], idempotency_key=key)
+        else:
+            await self.add_messages([said])
+
     async def _prepare(self) -> None:
         self._chat = Chat(self)
 
@@ -355,5 +400,7 @@ _OWN = frozenset(
         "_input_messages",
         "_result",
         "_joined",
+        "_notify_finish",
+        "_notify_milestone",
     ]
 )

@@ -21,6 +21,8 @@ from .core.reducer import AgentToolEvents as AgentToolEvents
 from .core.reducer import apply_agent_tool_event as apply_agent_tool_event
 from .core.run import AgentToolRun as AgentToolRun
 from .core.upcoming import Upcoming as Upcoming
+from .deliveries import Delivery as Delivery
+from .detached import Detached as Detached
 from .fiberrows import FiberProgress as FiberProgress
 from .fiberrows import FiberRecovery as FiberRecovery
 from .fiberrows import FiberResolution as FiberResolution
@@ -31,9 +33,11 @@ from .http import Request as Request
 from .http import Response as Response
 from .kernel import Kernel as Kernel
 from .kernel import open_kernel as open_kernel
+from .milestones import Milestone as Milestone
+from .milestones import Progress as Progress
+from .milestones import Reports as Reports
 from .plans import Due as Due
 from .pump import ChildAdapter as ChildAdapter
-from .runs import Detached as Detached
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection
 from .stops import AbortReceipt as AbortReceipt
@@ -43,5 +47,4 @@ from .tools import AgentTool as AgentTool
 from .tools import agent_tool as agent_tool
 from .turn import CancelToken as CancelToken
 from .turn import Chunk as Chunk
-from .turn import Progress as Progress
 from .turn import Turn as Turn

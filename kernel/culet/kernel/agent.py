@@ -20,10 +20,13 @@ from .core import frames
 from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.run import AgentToolRun
+from .detached import Detached, checked
 from .errors import NotFound, StorageError, UsageError
 from .fiberrows import FiberRecovery, FiberResolution, progress_of
 from .http import ConnectContext, Forward, Headers, Request, Response, as_request
 from .legacy import delegates
+from .milestones import Progress
+from .milestones import check as check_report
 from .node import Ambient, Node, ambient
 from .nouns import (
     DynamicAgents,
@@ -33,8 +36,8 @@ from .nouns import (
     SchedulesNoun,
     SocketsNoun,
 )
-from .plans import Due, callback_name
-from .runs import Ask, Detached
+from .plans import Due
+from .runs import Ask
 from .schedules import Schedule
 from .sockets import Connection, check_tags, message_blob
 from .sql import Transaction, end_stale, rows
@@ -42,7 +45,7 @@ from .state import Changes, check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End
 from .supervise import ChildFailure, ChildRef
 from .tools import AgentTool, output_schema
-from .turn import CancelToken, Chunk, Progress, Turn
+from .turn import CancelToken, Chunk, Turn
 
 if TYPE_CHECKING:
     from .ports import Level
@@ -538,11 +541,7 @@ class Agent:
             output_type = tool.output_type if output_type is None else output_type
             tool = tool.cls
         kind = node.tree.kernel.classes.of(tool)
-        policy = detached if isinstance(detached, Detached) else None
-        if detached is True:
-            policy = Detached()
-        if policy is not None and policy.on_finish is not None:
-            callback_name(node, policy.on_finish, arguments=1)
+        policy = checked(node, detached)
         check, schema = None, None
         if output_type is not None:
             wanted, schema = output_type, output_schema(output_type)
@@ -569,12 +568,10 @@ class Agent:
         """Report progress of the turn that this code works for; stored and replayed.
 
         In a fiber it is seen by whoever inspects it; with nothing said it is a sign of
-        life. Milestones are of turns.
+        life. Milestones are of turns: each is a frame of its own.
         """
-        here = ambient.get()
-        if fraction is not None and not 0 <= fraction <= 1:
-            msg = f"fraction is in 0..1, not {fraction!r}"
-            raise UsageError(msg)
+        here, told = ambient.get(), Progress(fraction, message, phase, milestone, data)
+        check_report(told)
         if here is None or here.node is not self._node or here.turn is None:
             if milestone is not None:
                 raise UsageError("a milestone belongs into a turn")
@@ -582,7 +579,7 @@ class Agent:
             self._node.tree.fibers.report(self._node, said)
             await trio.lowlevel.checkpoint_if_cancelled()
             return
-        here.turn.report(Progress(fraction, message, phase, milestone, data))
+        here.turn.report(told)
         await trio.lowlevel.checkpoint_if_cancelled()
 
     # ---- for the kernel and chat bases

@@ -111,6 +111,7 @@ class AgentClass:
         self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
         self.hears_start = cls.on_agent_tool_start is not base.on_agent_tool_start
         self.hears_finish = cls.on_agent_tool_finish is not base.on_agent_tool_finish
+        self.takes_notice = hasattr(cls, "_notify_finish")  # it has a chat
         self.hears_progress = cls.on_progress is not base.on_progress
         self.hears_state = cls.on_state_changed is not base.on_state_changed
         self.forwards = cls.on_forward is not base.on_forward

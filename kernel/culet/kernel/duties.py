@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
+import trio
 
 from .core.run import AgentToolRun
+from .detached import look_later
 from .endings import BELOW, Ending
-from .errors import UsageError
+from .events import Undelivered
 from .fibers import DEADLINE
+from .jobs import Hopeless
+from .milestones import Progress
 from .node import Ambient, Node
+from .pump import goodbye
 
 if TYPE_CHECKING:
     from .jobs import Taken
     from .tree import Tree
+
+BUDGET: Final = "budget-exceeded"
 
 
 @final
@@ -70,33 +77,143 @@ class Duties:
         return await self.enter_for(taken, "hook", call)
 
     async def deliver(self, taken: Taken) -> bool:
-        """Hand the end of a detached run to the method that its parent named."""
+        """Hand the end of a detached run, or a milestone of it, to its asker.
+
+        Who is to hear of it is looked up now. An asker that has no such method (any more)
+        cannot do better in another try: the delivery rests at once where it is seen.
+        """
         run = self.tree.runs.get(taken.row.owner, taken.row.what)
-        policy = taken.payload or {}
         if run is None:
             return True
+        known, told = run, taken.payload or {}
+        progress: Progress | None = None
+        if "progress" in told:
+            progress = msgspec.convert(told["progress"], Progress)
 
         async def call(node: Node) -> None:
-            method = policy.get("on_finish")
-            fn = node.agent.on_agent_tool_finish if method is None else None
-            fn = fn or getattr(node.agent, str(method), None)
-            if fn is None:
-                msg = f"{node.kind.name}.{method} does not exist"
-                raise UsageError(msg)
-            await fn(run)
+            if progress is None:
+                await self._tell_end(node, known, told)
+            else:
+                await self._tell_milestone(node, known, progress, told)
 
-        return await self.enter_for(taken, "deliver", call)
+        try:
+            return await self.enter_for(taken, "deliver", call)
+        except Exception as error:
+            if self.tree.kernel.heard and self.tree.jobs.mine(taken):
+                self._undelivered(taken, known, progress, told, error)
+            raise
+
+    async def _tell_end(self, node: Node, run: AgentToolRun, told: Any) -> None:
+        method, agent = told.get("on_finish"), node.agent
+        if method is not None:
+            fn = getattr(agent, str(method), None)
+            if fn is None:
+                msg = f"{node.kind.name}.{method} does not exist (any more)"
+                raise Hopeless(msg)
+            await fn(run)
+            return
+        await _chat_of(node)._notify_finish(run, told.get("notify"))
+
+    async def _tell_milestone(
+        self, node: Node, run: AgentToolRun, progress: Progress, told: Any
+    ) -> None:
+        await node.agent.on_progress(run, progress)
+        if node.kind.takes_notice:
+            react = told.get("mode") == "react"
+            await _chat_of(node)._notify_milestone(run, progress, react=react)
+
+    def _undelivered(
+        self,
+        taken: Taken,
+        run: AgentToolRun,
+        progress: Progress | None,
+        told: Any,
+        error: Exception,
+    ) -> None:
+        subject = self.tree.runs.subject(taken.row.owner, taken.row.what)
+        callback = told.get("on_finish") or "notify"
+        if progress is not None:
+            callback = "on_progress"
+        name = None if progress is None else progress.milestone
+        text = f"{type(error).__name__}: {error}"
+        detail = Undelivered(callback, name, run.status, taken.attempts, text)
+        self.tree.emit("run:undelivered", subject, detail)
 
     async def limit(self, taken: Taken) -> bool:
-        """A budget is over: what still runs ends `interrupted`, told as such.
+        """A bound was reached: what still runs beyond it is given up.
 
-        A deadline has passed: a fiber that still runs ends `error`.
+        A deadline of a fiber, the budget of a run, or (with a key) its silence.
         """
+        owner, run_id = taken.row.owner, taken.row.what
         if taken.payload == DEADLINE:
-            self.tree.fibers.overdue(taken.row.owner, taken.row.what)
+            self.tree.fibers.overdue(owner, run_id)
             return True
-        run = self.tree.runs.get(taken.row.owner, taken.row.what)
-        if run is not None and run.status == "running":
-            ending = Ending("interrupted", "budget-exceeded")
-            self.tree.runs.cancel(taken.row.owner, taken.row.what, ending=ending)
+        run = self.tree.runs.get(owner, run_id)
+        if run is None or run.status != "running":
+            return True
+        if taken.row.key is None:
+            await self.give_up(owner, run_id, BUDGET)
+            return True
+        policy = self.tree.runs.policy(owner, run_id)
+        if policy is None or policy.no_progress_s is None:
+            return True
+        now = self.tree.now()
+        due = self._said_at(owner, run_id) + int(policy.no_progress_s * 1000)
+        if due > now:
+            with self.tree.transaction():
+                self.tree.jobs.drop("id = ?", (taken.row.id,))
+                look_later(self.tree, owner, run_id, due)
+            return True
+        budget_s = policy.max_budget_s
+        over = budget_s is not None and run.started_at + budget_s * 1000 <= now
+        await self.give_up(owner, run_id, BUDGET if over else "no-progress")
         return True
+
+    def _said_at(self, owner: str, run_id: str) -> int:
+        """Return when a run, or what it waits for, last gave a sign of life: epoch ms.
+
+        One that has said nothing at all, or that is about to be taken up again, is not
+        silent: its budget and its attempts bound it.
+        """
+        subject = self.tree.runs.subject(owner, run_id)
+        assert subject is not None
+        live, now = self.tree.turns.live, self.tree.now()
+        turn = live.get((subject.slot, run_id))
+        if turn is None or turn.said_at is None:
+            return now
+        below = [live.get((s.slot, s.id)) for s in self.tree.endings.asked_by(subject)]
+        said = [t.said_at for t in below if t is not None and t.said_at is not None]
+        return max(turn.said_at, *said)
+
+    async def give_up(self, owner: str, run_id: str, reason: str) -> None:
+        """Cancel a run, and end it `interrupted` unless its child says how it ended.
+
+        Such a word comes from a child that runs itself: it may have completed or failed
+        before it heard of the cancel, and then that is how the run ended. It has
+        `limits.cancel_s` to say so. Any other run ends in this very step.
+        """
+        subject = self.tree.runs.subject(owner, run_id)
+        if subject is None:
+            return
+        self.tree.emit("run:give_up", subject, reason)
+        turn = self.tree.turns.live.get((subject.slot, run_id))
+        if turn is not None and turn._node.kind.runs_itself:
+            turn.gave_up = reason
+            with trio.move_on_after(self.tree.kernel.limits.cancel_s):
+                found = await goodbye(turn._node, run_id, reason)
+                if found is not None and found.over and self._goes_on(owner, run_id):
+                    await self.tree.endings.over(owner, run_id)  # the pump's word
+        ending = Ending("interrupted", reason)
+        self.tree.runs.cancel(owner, run_id, ending=ending)
+
+    def _goes_on(self, owner: str, run_id: str) -> bool:
+        run = self.tree.runs.get(owner, run_id)
+        return run is not None and run.status == "running"
+
+
+def _chat_of(node: Node) -> Any:
+    """Return the agent as one that has a chat; raises `Hopeless` when it has none."""
+    if not node.kind.takes_notice:
+        msg = f"{node.kind.name} has no chat (any more) that could be notified"
+        raise Hopeless(msg)
+    return node.agent

@@ -9,6 +9,7 @@ from the committed row. The loser of a race reads the winner and emits nothing.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -17,7 +18,7 @@ import trio
 
 from .calls import UNENCODABLE, stored_json
 from .core.run import AgentToolRun, Status
-from .errors import UsageError
+from .errors import CuletError, UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
 from .node import State
 from .sql import end_stale
@@ -129,7 +130,7 @@ class Endings:
         rows = self.db.execute(sql, (subject.owner, subject.id))
         return rows[0][0] if rows else None
 
-    def _asked_by(self, subject: Subject) -> list[Subject]:
+    def asked_by(self, subject: Subject) -> list[Subject]:
         """Return what waits on behalf of `subject`, at every depth."""
         out: list[Subject] = []
         todo = [(subject.slot, subject.id)]
@@ -176,7 +177,7 @@ class Endings:
             return False
         step = _Step([(subject, ending)], forget=forget)
         gone = Ending("aborted", "asker-ended")
-        step.ends += [(s, gone) for s in self._asked_by(subject)]
+        step.ends += [(s, gone) for s in self.asked_by(subject)]
         self._flush(step)
         if ending.status == "completed" and subject.kind != "fiber":
             lost = self.tree.streams.open(subject.slot, subject.id).failed
@@ -202,7 +203,7 @@ class Endings:
         below = Ending("aborted", "asker-ended")
         inner = self._below(subject.slot) if subject.kind == "run" else []
         seen = {(subject.owner, subject.id)}
-        for s in [*inner, *self._asked_by(subject)]:
+        for s in [*inner, *self.asked_by(subject)]:
             if (s.owner, s.id) not in seen:
                 seen.add((s.owner, s.id))
                 step.ends.append((s, below))
@@ -263,6 +264,10 @@ class Endings:
         for subject, _ending in step.ends:
             if subject.kind != "fiber":
                 stream = self.tree.streams.open(subject.slot, subject.id)
+                turn = self.tree.turns.live.get((subject.slot, subject.id))
+                if turn is not None:
+                    with suppress(CuletError):  # then it was not the last one
+                        turn.keep_last()
                 if stream.staged:
                     self._check_file(subject)
                 stream.flush()
@@ -338,6 +343,10 @@ class Endings:
             return
         sql = "SELECT detached FROM run WHERE owner = ? AND id = ?"
         detached = self.db.execute(sql, (subject.owner, subject.id))[0][0]
+        if parent.hears_finish:
+            self.tree.jobs.add(
+                subject.owner, "hook", subject.id, at=now, lane=f"hook:{subject.id}"
+            )
         policy = stored_json(detached)
         if not isinstance(policy, dict):
             policy = {}
@@ -346,10 +355,6 @@ class Endings:
                 subject.owner, "deliver", subject.id, at=now,
                 lane=parent.cls.turn_lane or "deliver", payload=policy,
             )  # fmt: skip
-        elif parent.hears_finish:
-            self.tree.jobs.add(
-                subject.owner, "hook", subject.id, at=now, lane=f"hook:{subject.id}"
-            )
 
     def _tell(self, step: _Step, stop: list[str]) -> None:
         """The commit stands: tell waiters now, clients when it is durable, stop tasks."""

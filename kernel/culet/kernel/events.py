@@ -18,6 +18,9 @@ root:open             TreeKey         whether it was made
 run:ask               slot            name of the class that is asked for
 run:start, run:end    Subject         None; Ending
 run:reattach          Subject         seconds of silence that this waiter bears
+run:many_detached     slot            how many: so many nobody waits for go on
+run:give_up           Subject         the reason: its budget or its silence is over
+run:undelivered       Subject         Undelivered: who was to hear of it raised
 turn:begin, turn:end  Subject         number of the attempt
 turn:chunk            Stream          type of the chunk
 fiber:start           Subject         FiberTold
@@ -116,6 +119,19 @@ class FiberTry(NamedTuple):
     managed: bool
     attempt: int
     outcome: str | None = None
+
+
+class Undelivered(NamedTuple):
+    """Something of a detached run that its asker was not told, in this try.
+
+    `callback` is the method's name; `milestone` None: it is the end, which `status` says.
+    """
+
+    callback: str
+    milestone: str | None
+    status: str
+    attempts: int
+    error: str
 
 
 class Crowd(NamedTuple):

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
 import msgspec
 import trio
 
+from . import deliveries
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
 from .core.upcoming import Upcoming
+from .deliveries import Delivery
 from .errors import FacetAborted, UsageError
 from .fiberrows import FiberResolution, FiberRun, Statuses
+from .milestones import Milestone, Reports
 from .node import Ambient, Node, is_stop
 from .plans import Due
 from .schedules import Rhythm, Schedule, Wanted
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="Agent")
 Schedules = list[Schedule]  # in the classes below `list` is a method
 Soon = list[Upcoming]
+Deliveries = list[Delivery]
 
 
 class Child(NamedTuple):
@@ -184,6 +188,30 @@ class RunsNoun:
     def replay(self, run_id: str, after: int = -1) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, as decoded JSON; then end."""
         return self._node.tree.runs.replay(self._node.slot, run_id, after)
+
+    def reports(self, run_id: str) -> Reports | None:
+        """Return the progress of a run and the milestones that it has reached, so far."""
+        return self._node.tree.milestones.reports(self._node.slot, run_id)
+
+    async def await_milestone(self, run_id: str, name: str) -> Milestone:
+        """Wait until a run has reached a milestone, or has ended without it.
+
+        Answers at once for one that was reached before, in this life or an earlier one.
+        Raises `NotFound` when there is no such run.
+        """
+        return await self._node.tree.milestones.wait(self._node, run_id, name)
+
+    def deliveries(self, run_id: str | None = None) -> Deliveries:
+        """Return what this agent is still to be told of its runs, or was told in vain.
+
+        A `dead` one has used up its attempts; `redeliver` lets it have new ones.
+        """
+        return deliveries.listed(self._node.tree, self._node.slot, run_id)
+
+    def redeliver(self, delivery_id: str) -> bool:
+        """Try a dead delivery again; False for one that is not dead."""
+        self._node.check()
+        return deliveries.again(self._node.tree, self._node.slot, delivery_id)
 
     async def clear(
         self, status: Status | None = None, older_than: int | None = None

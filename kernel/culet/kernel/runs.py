@@ -20,6 +20,7 @@ from .core import frames
 from .core import run as core
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
+from .detached import Detached, arm, count, stored
 from .endings import Ending, Subject, Watch, json_text
 from .errors import (
     CapacityError,
@@ -50,14 +51,6 @@ _INSERT: Final = (
     " display, preview, input_digest, detached, status, started_at)"
     " VALUES (?,?,?,?,?,?,?,?,?,?,?,'running',?)"
 )
-
-
-class Detached(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run that nobody waits for ends: `on_finish` names a method of the asker."""
-
-    on_finish: str | None = None
-    max_budget_s: float | None = None
-    notify: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +236,17 @@ class Runs:
         self.tree.emit("run:reattach", subject, ask.no_progress_s)
         return ask
 
+    def subject(self, owner: str, run_id: str) -> Subject | None:
+        """Return who a run is; None when there is no such run."""
+        child = self._row(owner, run_id)
+        return None if child is None else Subject("run", owner, run_id, child)
+
+    def policy(self, owner: str, run_id: str) -> Detached | None:
+        """Return how a detached run is followed; None for one that is waited for."""
+        sql = "SELECT detached FROM run WHERE owner = ? AND id = ?"
+        rows = self.db.execute(sql, (owner, run_id))
+        return stored(rows[0][0]) if rows else None
+
     def _row(self, owner: str, run_id: str | None) -> str | None:
         """Return the slot of a run's facet; None when there is no such run."""
         sql = "SELECT child FROM run WHERE owner = ? AND id = ?"
@@ -362,7 +366,8 @@ class Runs:
                         payload=payload,
                         held=take,
                     )
-                self._limit(node, ask, run_id, now)
+                if ask.detached is not None:
+                    arm(tree, node.slot, run_id, ask.detached, now)
         except Exception:
             tree.streams.drop(stream)
             raise
@@ -370,6 +375,8 @@ class Runs:
         if ask.check is not None:
             self.validators[node.slot, run_id] = ask.check
         tree.emit("run:start", Subject("run", node.slot, run_id, child), None)
+        if ask.detached is not None:
+            self._count_detached(node)
         if node.kind.hears_start:
             ctx = Ambient(node)
             node.hook(ctx, node.agent.on_agent_tool_start, run)
@@ -382,17 +389,18 @@ class Runs:
             tree.start_job(tree.jobs.born_taken(job, take))
         return run
 
-    def _limit(self, node: Node, ask: Ask, run_id: str, now: int) -> None:
-        if ask.detached is not None and ask.detached.max_budget_s is not None:
-            due = now + int(ask.detached.max_budget_s * 1000)
-            self.tree.jobs.add(
-                node.slot, "limit", run_id, at=due, lane=f"limit:{run_id}"
-            )
+    def _count_detached(self, node: Node) -> None:
+        """Warn once when so many go on that nobody may be looking any more."""
+        limit = self.tree.kernel.limits.many_detached
+        if count(self.tree, node.slot) == limit:
+            log.warning("%r has %d detached runs going on", node, limit)
+            self.tree.emit("run:many_detached", node.slot, limit)
 
     def over(self, owner: str, run_id: str) -> None:
         """A run has ended: nothing is kept for it."""
         self.validators.pop((owner, run_id), None)
         self.places.freed(owner)
+        self.tree.milestones.over(owner, run_id)
         token = self.tokens.pop((owner, run_id), None)
         if token is not None:
             token[0].forget(token[1])
@@ -519,7 +527,7 @@ class Runs:
             " AND held IS NULL"
         )
         mine = (node.slot, run_id)
-        sql = f"SELECT 1 FROM job WHERE {owed} AND kind <> 'limit'"
+        sql = f"SELECT 1 FROM job WHERE {owed} AND kind = 'hook'"
         with self.tree.transaction():
             hook = self.db.execute(sql, mine) and node.kind.hears_finish
             self.tree.jobs.drop(owed, mine)

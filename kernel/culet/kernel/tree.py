@@ -32,6 +32,7 @@ from .errors import (
 from .events import Stopped, Whereabouts
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
+from .milestones import Milestones
 from .node import Node, State, check_cycle, own, starting, starts_under
 from .patience import Patience
 from .quotas import Quotas
@@ -122,6 +123,7 @@ class Tree:
         self.streams = Streams(self)
         self.endings = Endings(self)
         self.runs = Runs(self)
+        self.milestones = Milestones(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)
         self.schedules = Schedules(self)

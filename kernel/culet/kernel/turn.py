@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -27,6 +28,7 @@ from .errors import (
     UsageError,
 )
 from .jobs import StartFailed, Taken
+from .milestones import MILESTONE, PROGRESS, Progress, check_size
 from .node import Ambient, Node, State, is_stop
 from .pump import follow
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 Chunk = Mapping[str, Any]
 _encode = msgspec.json.Encoder().encode
 _ERROR_CHARS: Final = 2_000
-_REPORTS: Final = frozenset({"data-agent-progress", "data-agent-milestone"})
+_REPORTS: Final = frozenset({PROGRESS, MILESTONE})
 
 
 @final
@@ -99,17 +101,6 @@ class CancelToken:
             self._callbacks.remove(fn)
 
 
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `report_progress` was told. `fraction` is in 0..1."""
-
-    fraction: float | None = None
-    message: str | None = None
-    phase: str | None = None
-    milestone: str | None = None
-    data: Any = None
-    sequence: int = 0
-
-
 @final
 class Turn:
     """One attempt at a turn, as `on_turn` gets it.
@@ -157,6 +148,9 @@ class Turn:
         self._reported_at: float | None = None
         self._pending: dict[str, Any] | None = None
         self._earlier: list[dict[str, Any]] | None = None
+        self._reached: list[str] | None = None
+        self.said_at: int | None = None if attempt == 1 else node.tree.now()
+        self.gave_up: str | None = None  # why the kernel has asked its child to end
 
     @property
     def snapshot(self) -> Any:
@@ -204,50 +198,52 @@ class Turn:
             return
         if kind == "text-delta":
             self._text.append(str(chunk.get("delta", "")))
-        elif kind in _REPORTS:
-            self._tell_parent(chunk.get("data") or {})
-        self._stream.stage(body.decode())
-        self._node.tree.emit("turn:chunk", self._stream, kind)
-
-    def _tell_parent(self, data: Mapping[str, Any]) -> None:
-        """The parent's `on_progress` hears what was stored, if it is awake."""
-        parent = self._node.parent
-        if self.run_id is None or parent is None or not parent.kind.hears_progress:
-            return
-        run = self._node.tree.runs.get(parent.slot, self.run_id)
-        if run is not None and parent.state is State.LIVE:
-            progress = Progress(
-                fraction=data.get("fraction"),
-                message=data.get("message"),
-                phase=data.get("phase"),
-                milestone=data.get("name"),
-                data=data.get("data"),
-                sequence=self._stream.committed + len(self._stream.staged) + 1,
-            )
-            parent.hook(Ambient(parent), parent.agent.on_progress, run, progress)
+        stream, tree = self._stream, self._node.tree
+        stream.stage(body.decode())
+        self.said_at = tree.now()
+        if kind in _REPORTS:
+            number = stream.committed + len(stream.staged)
+            tree.milestones.said(self, kind, chunk.get("data"), number)
+        tree.emit("turn:chunk", stream, kind)
 
     async def room(self) -> None:
         """Wait while too much is staged: for code that calls `say` itself."""
         if self._stream.full:
             await self._stream.room()
 
+    @property
+    def reached(self) -> list[str]:
+        """The milestones that were said so far, earlier attempts included, in order."""
+        if self._reached is None:
+            told = [c for c in self.chunks() if c.get("type") == MILESTONE]
+            self._reached = [str((c.get("data") or {}).get("name")) for c in told]
+        return self._reached
+
     def report(self, progress: Progress) -> None:
-        """Store progress: at most one frame in `limits.progress_s`, the last one kept."""
+        """Store progress: at most one frame in `limits.progress_s`, the last one kept.
+
+        A milestone is a frame of its own, after all that was reported before it.
+        """
         tree = self._node.tree
-        now = trio.current_time()
+        limits, now = tree.kernel.limits, trio.current_time()
+        data = _data(progress)
+        check_size(progress, _encoded(data), limits.progress_bytes)
+        data["at"] = tree.now()
         if progress.milestone is not None:
-            self._flush_progress()
-            data = {"name": progress.milestone, "at": tree.now(), **_data(progress)}
-            data["sequence"] = self._stream.committed + len(self._stream.staged)
-            self.say({"type": "data-agent-milestone", "data": data})
+            if len(self.reached) >= limits.milestones:
+                msg = f"a run reports at most {limits.milestones} milestones"
+                raise CapacityError(msg)
+            self.keep_last()
+            data = {"name": progress.milestone, "sequence": len(self.reached), **data}
+            self.say({"type": MILESTONE, "data": data})
             return
         chunk = {
-            "type": "data-agent-progress",
+            "type": PROGRESS,
             "id": tree.kernel.chance.id(10),
             "transient": True,
-            "data": {**_data(progress), "at": tree.now()},
+            "data": data,
         }
-        wait = tree.kernel.limits.progress_s
+        wait = limits.progress_s
         verdict = coalesce(
             None if self._reported_at is None else int(self._reported_at * 1000),
             int(now * 1000),
@@ -268,9 +264,10 @@ class Turn:
     async def _later(self, due: float) -> None:
         await trio.sleep_until(due)
         if self._stream.end is None:
-            self._flush_progress()
+            self.keep_last()
 
-    def _flush_progress(self) -> None:
+    def keep_last(self) -> None:
+        """Stage the report that was held back, if there is one."""
         chunk, self._pending = self._pending, None
         if chunk is not None:
             self._reported_at = trio.current_time()
@@ -278,10 +275,17 @@ class Turn:
 
 
 def _data(progress: Progress) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(progress)
-    fields.pop("milestone", None)
-    fields.pop("sequence", None)
-    return fields
+    names = ("fraction", "message", "phase", "data")
+    told = {name: getattr(progress, name) for name in names}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _encoded(data: Mapping[str, Any]) -> bytes:
+    try:
+        return _encode(data)
+    except UNENCODABLE as error:
+        msg = f"a report cannot be encoded as JSON: {error}"
+        raise UsageError(msg) from None
 
 
 @final
@@ -340,6 +344,10 @@ class Turns:
     def end(self, turn: Turn, ending: Ending) -> None:
         """Settle a turn from inside it; it may have ended already."""
         subject = self.tree.endings.subject(turn._node.slot, turn.request_id)
+        if (
+            turn.gave_up is not None and ending.status == "aborted"
+        ):  # as it was asked to
+            ending = replace(ending, status="interrupted", reason=turn.gave_up)
         if subject is not None:
             self._end(subject, ending, turn._taken)
 
@@ -369,7 +377,9 @@ class Turns:
         key = (node.slot, subject.id)
         self.live[key] = turn
         self.tree.emit("turn:begin", subject, attempt)
-        own = None if node.kind.runs_itself else turn  # such a child says its chunks itself
+        own = (
+            None if node.kind.runs_itself else turn
+        )  # such a child says its chunks itself
         ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=own)
         try:
             await node.enter(ctx, _go, node, node.agent, turn, stream)
@@ -395,7 +405,7 @@ class Turns:
     def _success(self, subject: Subject, turn: Turn) -> Ending:
         limit = self.tree.kernel.limits
         try:
-            turn._flush_progress()
+            turn.keep_last()
             summary = turn.summary if turn.summary is not None else turn.text
             summary = summary[: limit.summary_bytes]
             output = json_text(turn.output)

@@ -87,6 +87,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
     summary_bytes: int = 256 << 10
     progress_s: float = 0.2  # at most one stored progress frame in this time
+    progress_bytes: int = 16 << 10  # one report, as JSON
+    milestones: int = 1_000  # that one run reports
+    many_detached: int = 50  # of one agent: then there is a warning
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
