@@ -487,7 +487,7 @@ class Agent:
         ctx = (
             Ambient(self._node)
             if here is None
-            else here._replace(node=self._node, work=None)
+            else here._replace(node=self._node, work=None, in_queue=False)
         )
         self._node.spawn(ctx, fn, *args)
 

@@ -58,7 +58,8 @@ class Duties:
         node = await self.tree.wake(taken.row.owner)
         if not self.tree.jobs.mine(taken):
             return False
-        await node.enter(Ambient(node), fn, node)
+        in_queue = taken.row.lane == node.kind.cls.turn_lane
+        await node.enter(Ambient(node, in_queue=in_queue), fn, node)
         return True
 
     async def hook(self, taken: Taken) -> bool:

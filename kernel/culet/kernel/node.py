@@ -75,6 +75,7 @@ class Ambient(NamedTuple):
     turn: Turn | None = None
     tool_call: tuple[str, str] | None = None  # (message id, tool call id)
     work: Work | None = None  # the fiber, which may have been ended
+    in_queue: bool = False  # it holds the place of a turn: none begins meanwhile
 
 
 ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)
