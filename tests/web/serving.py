@@ -27,6 +27,7 @@ from culet.kernel import (
     open_kernel,
     rpc,
 )
+from culet.kernel.errors import CapacityError
 from culet.web import create_app, serve
 
 
@@ -109,6 +110,8 @@ class Hub(Agent):
     async def on_connect(self, connection, ctx) -> None:
         if "boom" in ctx.request.query:
             raise ValueError("secret-token-9")
+        if "full" in ctx.request.query:
+            raise CapacityError("no room for you")
 
     def get_connection_tags(self, connection, ctx) -> list[str]:
         return [ctx.request.query["tag"]] if "tag" in ctx.request.query else []
@@ -124,6 +127,8 @@ class Hub(Agent):
                 return Response(_parts(), headers={"content-type": "text/plain"})
             case "/fail":
                 raise ValueError("secret-token-9")
+            case "/full":
+                raise CapacityError("no room for you")
             case _:
                 return Response("Not implemented", 404)
 

@@ -40,8 +40,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         assert line, "the server did not start"
         yield line
     finally:
-        server.kill()
-        server.communicate()
+        server.terminate()
+        server.communicate(timeout=20)
 
 
 def run_node(name: str, **env: str) -> None:

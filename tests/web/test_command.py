@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 MODULE = """
+from contextlib import asynccontextmanager
 from functools import partial
+import trio
 from culet.kernel import Agent, open_kernel
+from culet.kernel.errors import ChildDidNotStop, UsageError
 
 class Desk(Agent):
     pass
@@ -22,6 +25,25 @@ opener = partial(open_kernel, roots=[Desk], storage="sqlite:./data")
 bad = partial(open_kernel, roots=[Bad])
 
 async def coroutine(): ...
+
+NUMBER = 5
+
+def raising(error):
+    # an opener whose kernel ends by this, out of a nursery as kernels do
+    @asynccontextmanager
+    async def opened():
+        async with trio.open_nursery():
+            raise error
+        yield
+    return opened
+
+stuck = raising(ChildDidNotStop(["Desk/a"]))
+deep = raising(ExceptionGroup("", [ValueError(), ExceptionGroup("", [UsageError("odd")])]))
+interrupted = raising(KeyboardInterrupt())
+broken = raising(ValueError("a fault of ours"))
+
+def at_once():
+    raise KeyboardInterrupt
 """
 
 
@@ -47,6 +69,8 @@ def serve(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
         ("mine:bad", "Bad.schedule hides a member of Agent"),
         ("mine:coroutine", "neither an app nor an opener"),
         ("mine:Desk", "neither an app nor an opener"),
+        ("mine:NUMBER", "neither an app nor an opener"),
+        ("mine:deep", "odd"),
         ("mine:nothing", "nothing"),
         ("absent:app", "absent"),
         ("mine", "give MODULE:NAME"),
@@ -60,6 +84,46 @@ def test_what_cannot_be_served_is_said_in_one_line(
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "said"),
+    [
+        ("mine:stuck", 70, "culet: did not stop, fenced: Desk/a\n"),
+        ("mine:interrupted", 130, ""),
+        ("mine:at_once", 130, ""),
+    ],
+)
+def test_how_a_server_ended_is_its_exit_status(
+    tmp_path: Path, target: str, status: int, said: str
+) -> None:
+    done = serve(tmp_path, target)
+
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_a_fault_that_nobody_expected_is_told_whole(tmp_path: Path) -> None:
+    done = serve(tmp_path, "mine:broken")
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "a fault of ours" in done.stderr
+
+
+def test_a_server_on_a_version_six_address_says_its_url(tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [*command(tmp_path, "mine:opener"), "--host", "::1"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        assert "serving on http://[::1]:" in server.stderr.readline()
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+    assert server.returncode == 0
 
 
 def test_a_second_server_on_a_folder_says_whose_it_is(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 from websockets.client import ClientProtocol
-from websockets.frames import BINARY, TEXT
+from websockets.frames import Opcode
 from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
@@ -19,9 +19,9 @@ def read(data: bytes) -> list[str | bytes]:
     out: list[str | bytes] = []
     for event in client.events_received():
         assert event.fin
-        assert event.opcode in (TEXT, BINARY)
+        assert event.opcode in (Opcode.TEXT, Opcode.BINARY)
         body = bytes(event.data)
-        out.append(body.decode() if event.opcode is TEXT else body)
+        out.append(body.decode() if event.opcode is Opcode.TEXT else body)
     return out
 
 

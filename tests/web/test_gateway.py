@@ -223,3 +223,13 @@ async def test_a_prefix_may_have_several_segments() -> None:
         async with server.connect("/api/v1/agents/hub/h") as client:
             assert (await client.hello())[0]["name"] == "h"
         assert await server.refused("/agents/hub/h") == 404
+
+
+async def test_a_reason_that_authenticate_gives_is_told() -> None:
+    async def authenticate(request: Request) -> str:
+        raise Refused("come back on Monday", status=403)
+
+    async with serving(authenticate=authenticate) as server:
+        status, _, body = await server.http("GET", "/agents/hub/h")
+        assert (status, body) == (403, b"come back on Monday")
+        assert await server.close_of("/agents/hub/h") == 4403

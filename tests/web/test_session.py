@@ -91,6 +91,54 @@ def test_a_fence_drops_what_was_held_for_good() -> None:
     assert session.closing == (1011, "restart")
 
 
+def test_a_fence_releases_a_close_that_waited() -> None:
+    session, gate, notes = new()
+    session.push(Blob("void"), 1)
+    session.close(1011, "restart", 2)
+    assert (session.closing, notes, len(gate.held)) == (None, [], 1)
+
+    gate.record(-1)
+
+    assert texts(session) == []
+    assert session.closing == (1011, "restart")
+    assert notes == ["ready"]
+
+
+def test_an_end_waits_for_what_was_pushed_before_it() -> None:
+    session, gate, notes = new()
+    session.close(1000, "bye", 1)
+    assert (session.closing, len(gate.held)) == (None, 1)
+
+    gate.record(1)
+
+    assert session.closing == (1000, "bye")
+    assert notes == ["ready"]
+
+
+def test_what_the_gate_or_the_kernel_says_after_the_end_is_not_heard() -> None:
+    session, gate, notes = new()
+    session.push(Blob("late"), 1)
+    session.lost(1006, "", was_clean=False)
+
+    gate.record(1)
+    session.close(1000, "bye", 0)
+
+    assert notes == []
+    assert session.closing is None
+
+
+def test_a_page_of_replay_may_be_empty() -> None:
+    class Skipping(Pages):
+        def pull(self) -> Blob | None:
+            super().pull()
+            return None
+
+    session, _, _ = new()
+    session.connection = Skipping(1, 1)
+    assert texts(session) == []
+    assert not session.hungry
+
+
 @pytest.mark.rule("I-43")
 def test_a_client_whose_outbox_is_full_is_cut_once() -> None:
     session, _, notes = new(Limits(outbox_bytes=10))

@@ -212,6 +212,16 @@ async def test_a_failing_handler_is_told_as_a_failure(caplog) -> None:
     assert "secret-token-9" in caplog.text, "the details are in the log"
 
 
+async def test_an_agent_that_has_no_room_says_so_without_a_reason_of_ours() -> None:
+    async with serving() as server:
+        async with server.connect("/agents/hub/h?full=1") as client:
+            code, reason = await client.closed()
+        assert (code, reason) == (1011, "refused (503)")
+        status, headers, _ = await server.http("GET", "/agents/hub/h/full")
+        assert status == 503
+        assert "retry-after" in headers
+
+
 async def test_a_child_that_cannot_start_is_not_refused_for_good(caplog) -> None:
     async with serving() as server, server.connect() as hub:
         await hub.hello()

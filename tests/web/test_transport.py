@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -338,3 +339,70 @@ async def test_the_server_says_goodbye_when_it_stops() -> None:
         await client.hello()
         signal.raise_signal(signal.SIGTERM)
         assert (await client.closed())[0] == 1012
+
+
+ROOMY = Limits(outbox_bytes=1 << 30, slow_client_s=600)
+NEWS = 20  # of a million letters each: more than any socket buffers
+
+
+def news(number: int, size: int = 0) -> str:
+    return json.dumps({"news": number, "text": "x" * size})
+
+
+async def pile_up(client: Client, slow: Raw) -> None:
+    """Tell more than the slow one's socket takes; it reads nothing of it."""
+    await slow.open()
+    await slow.texts_until("mcp_servers")
+    for number in range(NEWS):
+        await client.call("tell", news(number, 1_000_000))
+
+
+def numbers(texts: list[str]) -> list[int]:
+    return [json.loads(text)["news"] for text in texts if '"news"' in text]
+
+
+@pytest.mark.slow
+async def test_who_reads_late_gets_everything_in_its_order() -> None:
+    async with serving(limits=ROOMY) as server, server.connect() as client:
+        await client.hello()
+        async with raw(server, upgrade()) as slow:
+            await pile_up(client, slow)
+            # each answer to a ping stands for the ones before it
+            await slow.stream.send_all(b"".join(masked(9, b"%d" % n) for n in range(9)))
+            texts = await slow.texts_until(f'"news": {NEWS - 1},')
+            assert numbers(texts) == list(range(NEWS))
+            await client.call("tell", news(NEWS))
+            await slow.texts_until(f'"news": {NEWS},')
+            answers = [bytes(e.data) for e in slow.seen if e.opcode == 10]
+            assert answers[-1] == b"8"
+
+
+async def test_who_leaves_with_a_full_socket_is_answered_when_it_reads() -> None:
+    async with serving(limits=ROOMY) as server, server.connect() as client:
+        await client.hello()
+        async with raw(server, upgrade()) as slow:
+            await pile_up(client, slow)
+            await slow.stream.send_all(masked(8, (4001).to_bytes(2, "big")))
+            assert await slow.close_code() == 4001
+        await echo(client)
+
+
+async def test_who_vanishes_with_a_full_socket_harms_nobody() -> None:
+    async with serving(limits=ROOMY) as server, server.connect() as client:
+        await client.hello()
+        async with raw(server, upgrade()) as slow:
+            await pile_up(client, slow)
+        (tree,) = server.kernel.trees.values()
+        with trio.fail_after(5):
+            while tree.sockets.count == 2:
+                await client.call("tell", news(0))
+        await echo(client)
+
+
+async def test_who_does_not_answer_a_close_is_cut() -> None:
+    async with serving(limits=Limits(handshake_s=0.1, ping_s=0.1)) as server:
+        async with raw(server, upgrade(PATH + "?boom=1")) as deaf:
+            await deaf.open()
+            assert await deaf.close_code() == 1011
+        (tree,) = server.kernel.trees.values()
+        assert tree.sockets.count == 0

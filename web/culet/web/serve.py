@@ -171,7 +171,6 @@ class _Server:
                 )
                 url = _url(host, listeners)
                 self._warn(host)
-                log.info("serving on %s", url)
                 await _stop_signal(task_status, url)
                 accepting.cancel_scope.cancel(reason="the server stops")
             await context.terminated.set()
@@ -322,12 +321,15 @@ async def _answer(stream: trio.SocketStream, status: int, text: str) -> None:
 async def _stop_signal(task_status: trio.TaskStatus[str], url: str) -> None:
     """Report that the server runs; return at the first SIGINT or SIGTERM.
 
-    Signals are heard in the main thread only; elsewhere a server is cancelled.
+    Signals are heard in the main thread only; elsewhere a server is cancelled. It is
+    told after they are heard: who has read of it may stop it at once.
     """
     if threading.current_thread() is not threading.main_thread():
+        log.info("serving on %s", url)
         task_status.started(url)
         await trio.sleep_forever()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        log.info("serving on %s", url)
         task_status.started(url)
         async for number in signals:
             log.info("stopping: %s", signal.Signals(number).name)
