@@ -366,6 +366,9 @@ class Runs:
                         payload=payload,
                         held=take,
                     )
+                    if not kind.resumable:  # see `Turns.run`
+                        sql = "UPDATE job SET begun = 0 WHERE id = ?"
+                        self.db.execute(sql, (job,))
                 if ask.detached is not None:
                     arm(tree, node.slot, run_id, ask.detached, now)
         except Exception:

@@ -304,15 +304,20 @@ class Turns:
             return True
         kind = tree.kind_of(row.owner)
         if kind is None:
-            self._end(
+            self._cut(
                 subject, Ending("error", "class-gone", "its class is gone"), taken
             )
             return False
         if taken.begun_before and not kind.resumable:
-            self._end(subject, Ending("interrupted", "not-resumable"), taken)
+            self._cut(subject, Ending("interrupted", "not-resumable"), taken)
             return False
+        first = not taken.begun_before and not kind.resumable
         try:
+            if first:  # what ends in its start has not begun: a crash may repeat that
+                self._mark(taken, begun=False)
             node = await tree.wake(row.owner)
+            if first and self._mark(taken, begun=True):
+                await tree.durable()
         except (FacetBroken, UsageError) as error:
             if taken.attempts < tree.kernel.limits.start_attempts:
                 raise StartFailed from error
@@ -323,10 +328,17 @@ class Turns:
             return False
         if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
             if taken.begun_before and not node.kind.resumable:  # upgraded meanwhile
-                self._end(subject, Ending("interrupted", "not-resumable"), taken)
+                self._cut(subject, Ending("interrupted", "not-resumable"), taken)
                 return False
             await self._drive(node, subject, taken)
         return False
+
+    def _mark(self, taken: Taken, *, begun: bool) -> bool:
+        """Say whether a turn has begun; False when somebody else has its job now."""
+        sql = "UPDATE job SET begun = ? WHERE id = ? AND held = ? AND begun <> ?"
+        with self.tree.transaction():
+            self.tree.db.execute(sql, (begun, taken.row.id, taken.take, begun))
+        return self.tree.jobs.mine(taken)
 
     def stop(self, slot: str, what: str, reason: str | None) -> None:
         """End the task of a turn whose row is settled; its agent lives on."""
@@ -355,7 +367,20 @@ class Turns:
         """Settle a turn whose attempts are used up."""
         subject = self.tree.endings.subject(taken.row.owner, taken.row.what)
         if subject is not None:
-            self._end(subject, Ending("error", "recovery-exhausted", text), taken)
+            self._cut(subject, Ending("error", "recovery-exhausted", text), taken)
+
+    def _cut(self, subject: Subject, ending: Ending, taken: Taken) -> None:
+        """Settle a turn that does not go on: what it has said is kept as its summary."""
+        if self.tree.jobs.mine(taken):
+            stream = self.tree.streams.open(subject.slot, subject.id)
+            said = map(msgspec.json.decode, stream.bodies())
+            texts = (c["delta"] for c in said if c.get("type") == "text-delta")
+            ending.summary = self._kept("".join(map(str, texts)))
+        self._end(subject, ending, taken)
+
+    def _kept(self, text: str) -> str | None:
+        """Return the part of a text that a row keeps."""
+        return text[: self.tree.kernel.limits.summary_bytes] or None
 
     async def _drive(self, node: Node, subject: Subject, taken: Taken) -> None:
         stream = self.tree.streams.open(node.slot, subject.id)
@@ -386,14 +411,14 @@ class Turns:
         except (FacetAborted, Deleted) as error:
             if node.state >= State.STOPPING or not self.tree.jobs.mine(taken):
                 raise  # this turn was stopped; else it met another agent's end
-            self._end(subject, _failure(turn, error), taken)
+            self._end(subject, self._failure(turn, error), taken)
         except StorageError as error:
             if self.tree.barrier.fenced is not None:
                 raise
-            self._end(subject, _failure(turn, error), taken)
+            self._end(subject, self._failure(turn, error), taken)
         except Exception as error:
             self.tree.kernel.report("turn", node, error, name=subject.id)
-            self._end(subject, _failure(turn, error), taken)
+            self._end(subject, self._failure(turn, error), taken)
         else:
             if stream.end is None:
                 self.tree.emit("turn:end", subject, attempt)
@@ -416,7 +441,8 @@ class Turns:
             self._check(subject, turn, msgspec.json.decode(output or "null"))
         except (TypeError, msgspec.ValidationError, UsageError) as error:
             text = f"its output is not what was asked for: {error}"
-            return Ending("error", "bad-output", text[:_ERROR_CHARS], summary=turn.text)
+            kept = self._kept(turn.text)
+            return Ending("error", "bad-output", text[:_ERROR_CHARS], summary=kept)
         return Ending("completed", output=output, summary=summary, usage=usage)
 
     def _check(self, subject: Subject, turn: Turn, output: Any) -> None:
@@ -430,14 +456,13 @@ class Turns:
         if told is not None:
             raise UsageError(told)
 
+    def _failure(self, turn: Turn, error: Exception) -> Ending:
+        text = str(error) or type(error).__name__
+        kept = self._kept(turn.text)
+        return Ending("error", "failed", text[:_ERROR_CHARS], summary=kept)
+
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)
-
-
-def _failure(turn: Turn, error: Exception) -> Ending:
-    text = str(error) or type(error).__name__
-    summary = turn.text or None
-    return Ending("error", "failed", text[:_ERROR_CHARS], summary=summary)
 
 
 async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
