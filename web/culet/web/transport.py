@@ -16,8 +16,8 @@ import os
 from typing import Final, final
 
 import trio
-from websockets.frames import BINARY, CONT, TEXT
 from websockets.frames import Frame as WireFrame
+from websockets.frames import Opcode
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
@@ -31,7 +31,7 @@ from .session import Session
 
 log = logging.getLogger("culet.web")
 RECEIVE_BYTES: Final = 64 << 10
-_DATA: Final = frozenset((TEXT, BINARY, CONT))
+_DATA: Final = frozenset((Opcode.TEXT, Opcode.BINARY, Opcode.CONT))
 LAST_S: Final = 1.0  # for the last words of a connection
 _QUIET: Final = logging.getLogger("culet.web.websocket")
 _QUIET.setLevel(logging.WARNING)  # it would log each opening and closing
@@ -248,8 +248,8 @@ class Link:
 
     def _data(self, connection: Connection, event: WireFrame) -> None:
         data = bytes(event.data)
-        if event.opcode is not CONT:
-            self._text = event.opcode is TEXT
+        if event.opcode is not Opcode.CONT:
+            self._text = event.opcode is Opcode.TEXT
             if event.fin:
                 self._hand(connection, data)
                 return
