@@ -50,8 +50,13 @@ const panels = (page) =>
   );
 const identities = (list) => list.map(({ run, title }) => [run, title]);
 
+/** Looks at each change of the page: between two frames that are drawn much may come and go. */
+const EACH_CHANGE = { polling: "mutation" };
 const manyRunning = (page) =>
-  page.waitForFunction(() => document.querySelectorAll('.panel[data-status="running"]').length >= 3);
+  page.waitForFunction(
+    () => document.querySelectorAll('.panel[data-status="running"]').length >= 3,
+    EACH_CHANGE,
+  );
 /** Presses the button in the moment that three run: by hand a busy machine comes too late. */
 async function stopWhileManyRun(page) {
   const found = await page.waitForFunction(() => {
@@ -63,7 +68,7 @@ async function stopWhileManyRun(page) {
     }));
     document.getElementById("stop").click();
     return seen;
-  });
+  }, EACH_CHANGE);
   return found.jsonValue();
 }
 const idle = (page) => page.waitForSelector("#stop", { hidden: true });
