@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,11 +12,13 @@ import trio
 
 from culet.kernel import (
     Agent,
+    Chunk,
     FiberProgress,
     FiberRecovery,
     FiberResolution,
     Limits,
     Schedule,
+    Turn,
 )
 from culet.kernel.errors import CapacityError, FacetAborted, UsageError
 from culet.kernel.events import FiberEnded, FiberTold, FiberTry
@@ -61,6 +64,19 @@ class Kid(Agent):
                 self.fibers.cancel(ctx.id, reason="by itself")
                 await trio.sleep(0)
         return FiberResolution(result="recovered")
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        self.sql("INSERT INTO said VALUES ('turn')")
+        yield {"type": "x"}
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+                try:
+                    self.sql("INSERT INTO said VALUES ('late')")
+                except FacetAborted as error:
+                    NOTES.append(type(error).__name__)
 
     async def due(self, payload: Any, schedule: Schedule) -> None: ...
 
@@ -608,6 +624,22 @@ async def test_shielded_code_of_a_fiber_that_was_ended_writes_nothing(
         assert kid.state is None
         assert [f.id for f in kid.fibers.list(status="running")] == ["other"]
         assert owed(test) == [("fiber", "other")]
+
+
+async def test_shielded_code_of_a_turn_that_was_ended_writes_nothing(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        kid = await kid_of(test)
+        tree = tree_of(test)
+        tree.fibers.start_turn(kid._node, "t", name="t", lane="t", payload={})
+        await test.advance(1)
+        NOTES.clear()
+        assert kid.fibers.cancel("t") == "aborted"
+        await test.advance(5)
+        assert NOTES == ["FacetAborted"]
+        assert kid.said() == ["turn"]
+        assert rows(tree, "SELECT n FROM fiber WHERE id = 't'") == [(1,)]
 
 
 async def test_a_fiber_that_ends_though_it_was_cancelled_does_not_look_completed(

@@ -51,7 +51,7 @@ class State(enum.IntEnum):
 
 
 class Work:
-    """A fiber, as the tasks see it that work for it: over, once somebody has ended it."""
+    """A fiber or turn, as its tasks see it: over, once somebody has ended it."""
 
     __slots__ = ("is_cut", "reason")
 
@@ -74,7 +74,7 @@ class Ambient(NamedTuple):
     asker: str | None = None  # the run or fiber that this code works for
     turn: Turn | None = None
     tool_call: tuple[str, str] | None = None  # (message id, tool call id)
-    work: Work | None = None  # the fiber, which may have been ended
+    work: Work | None = None  # the fiber or turn, which may have been ended
     in_queue: bool = False  # it holds the place of a turn: none begins meanwhile
 
 

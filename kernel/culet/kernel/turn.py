@@ -29,7 +29,7 @@ from .errors import (
 )
 from .jobs import StartFailed, Taken
 from .milestones import MILESTONE, PROGRESS, Progress, check_size
-from .node import Ambient, Node, State, is_stop
+from .node import Ambient, Node, State, Work, is_stop
 from .pump import follow
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Turn:
         self._node = node
         self._stream = stream
         self._taken = taken
-        self._scope = trio.CancelScope()
+        self._scope, self._work = trio.CancelScope(), Work()
         self._text: list[str] = []
         self._fault: str | None = None
         self._reported_at: float | None = None
@@ -345,6 +345,7 @@ class Turns:
         turn = self.live.get((slot, what))
         if turn is None:
             return
+        turn._work.cut(reason)
         turn._scope.cancel(reason=reason)
         try:
             turn.cancel.cancel(reason)  # calls what its author has put there
@@ -405,7 +406,9 @@ class Turns:
         own = (
             None if node.kind.runs_itself else turn
         )  # such a child says its chunks itself
-        ctx = Ambient(node, identity=turn.identity, asker=subject.id, turn=own)
+        ctx = Ambient(
+            node, identity=turn.identity, asker=subject.id, turn=own, work=turn._work
+        )
         try:
             await node.enter(ctx, _go, node, node.agent, turn, stream)
         except (FacetAborted, Deleted) as error:
