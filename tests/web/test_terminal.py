@@ -131,6 +131,23 @@ async def test_lines_of_a_pipe_are_questions_one_after_the_other():
         assert len(await fresh_messages(server.url(BOT))) == 4
 
 
+async def test_who_comes_in_the_middle_sees_the_answer_from_its_beginning():
+    async with running() as server, connect(server.url(BOT)) as agent:
+        answer = await agent.ask("say 6 3")
+        await gate("chat").reached.wait()
+        async with started("chat", server.url(BOT)) as chat:
+            await chat.until(words(3))
+            gate("chat").open.set()
+            await answer.done()
+            await chat.until(words(6) + "\n")
+            assert chat.process.stdin is not None
+            await chat.process.stdin.send_all(b"/clear\n")
+            with trio.fail_after(TIMES_OUT_S):
+                await agent.until(lambda a: not a.messages)
+            await chat.process.stdin.aclose()
+            assert await chat.end() == 0
+
+
 async def test_ctrl_c_stops_the_answer_and_is_the_exit_status():
     async with (
         running() as server,
@@ -255,25 +272,59 @@ async def test_a_reader_that_leaves_ends_it_quietly():
     assert done.stderr == b""
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-async def test_a_conversation_at_a_narrow_terminal():
+@asynccontextmanager
+async def at_a_terminal(
+    *args: str, columns: int
+) -> AsyncIterator[tuple[Running, trio.abc.SendStream]]:
+    """Run a command at a pseudo-terminal; yield it and what types."""
     import fcntl
     import pty
     import struct
     import termios
 
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = await trio.lowlevel.open_process(
+        [*CULET, *args],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=ENV,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    terminal = trio.lowlevel.FdStream(ours)
+    try:
+        yield Running(process, terminal), terminal
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await terminal.aclose()
+
+
+needs_terminal = pytest.mark.skipif(
+    os.name != "posix", reason="needs a pseudo-terminal"
+)
+
+
+@needs_terminal
+async def test_a_conversation_goes_on_below_what_was_said_before():
     async with running() as server:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
-        process = await trio.lowlevel.open_process(
-            [*CULET, "chat", server.url(BOT)],
-            stdin=theirs, stdout=theirs, stderr=theirs, env=ENV,
-            start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-        terminal = trio.lowlevel.FdStream(ours)
-        try:
-            chat = Running(process, terminal)
+        async with connect(server.url(BOT)) as agent:
+            await (await agent.ask("say 2 \x1b[2J")).done()
+        options = ("chat", server.url(BOT))
+        async with at_a_terminal(*options, columns=80) as (chat, keys):
+            await chat.until("> say 2 [2J\r\n")
+            await chat.until(words(2).strip() + "\r\n")
+            await chat.until("> ")
+            await keys.send_all(b"\x04")
+            assert await chat.end() == 0
+        assert "\x1b[2J" not in chat.text
+
+
+@needs_terminal
+async def test_a_conversation_at_a_narrow_terminal():
+    async with running() as server:
+        options = ("chat", server.url(BOT))
+        async with at_a_terminal(*options, columns=30) as (chat, terminal):
+            process = chat.process
             await chat.until("> ")
             await terminal.send_all(b"say 3\n")
             await chat.until(f"{words(3)}\r\n")
@@ -285,9 +336,5 @@ async def test_a_conversation_at_a_narrow_terminal():
             await chat.until("■ stopped")
             process.send_signal(signal.SIGINT)
             assert await chat.end() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await terminal.aclose()
         assert "\x1b[3" not in chat.text
         assert len(await fresh_messages(server.url(BOT))) == 4
