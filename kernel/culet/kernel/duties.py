@@ -184,7 +184,7 @@ class Duties:
             return now
         below = [live.get((s.slot, s.id)) for s in self.tree.endings.asked_by(subject)]
         said = [t.said_at for t in below if t is not None and t.said_at is not None]
-        return max(turn.said_at, *said)
+        return max([turn.said_at, *said])
 
     async def give_up(self, owner: str, run_id: str, reason: str) -> None:
         """Cancel a run, and end it `interrupted` unless its child says how it ended.
