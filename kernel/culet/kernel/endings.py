@@ -49,6 +49,7 @@ _JOBS_OF_FIBER: Final = (  # with its deadline; a run may have the same id, and 
     "owner = ? AND kind IN ('fiber', 'limit') AND what = ?"
     " AND (kind = 'fiber' OR payload IS NOT NULL)"
 )
+_LIMITS_OF_RUN: Final = "owner = ? AND kind = 'limit' AND what = ? AND payload IS NULL"
 _RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id = ?"
 _ASKED_RUNS: Final = (
     "SELECT owner, id, child FROM run"
@@ -328,6 +329,8 @@ class Endings:
             return False
         where = _JOBS_OF_FIBER if subject.kind == "fiber" else _JOB_OF_TURN
         self.tree.jobs.drop(where, (subject.slot, subject.id))
+        if subject.kind == "run":
+            self.tree.jobs.drop(_LIMITS_OF_RUN, (subject.owner, subject.id))
         if subject.kind == "run" and hook:
             self._owe(subject, now)
         step.told.append((subject, ending, n))
