@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, Final, TypeVar, final
 from urllib.parse import parse_qsl
 
@@ -75,7 +76,7 @@ class Request:
         self._body: bytes | None = body if isinstance(body, bytes) else None
         self._stream = _nothing if isinstance(body, bytes) else body
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the body in parts as they arrive. A body can be read once."""
         if self._body is not None:
             yield self._body
@@ -93,12 +94,13 @@ class Request:
         if self._body is None:
             parts: list[bytes] = []
             size = 0
-            async for part in self.stream():
-                size += len(part)
-                if size > max_bytes:
-                    msg = f"request body is larger than {max_bytes} bytes"
-                    raise CapacityError(msg)
-                parts.append(part)
+            async with aclosing(self.stream()) as incoming:
+                async for part in incoming:
+                    size += len(part)
+                    if size > max_bytes:
+                        msg = f"request body is larger than {max_bytes} bytes"
+                        raise CapacityError(msg)
+                    parts.append(part)
             self._body = b"".join(parts)
         if len(self._body) > max_bytes:
             msg = f"request body is larger than {max_bytes} bytes"
