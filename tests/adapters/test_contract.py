@@ -71,9 +71,7 @@ TestChatBase = adapter_contract(lambda: ChatBase, examples=6)
 
 def holds(child: type[Agent], law: str) -> bool:
     """Whether a law holds of a child."""
-    suite = adapter_contract(
-        lambda: child, examples=12, cancel_s=0.05, patience_s=0.5, shrink=False
-    )
+    suite = adapter_contract(lambda: child, examples=25, shrink=False)
     try:
         getattr(suite(), f"test_{law}")()
     except AssertionError:

@@ -288,9 +288,11 @@ class OpenAI(OpenAIAgent):
         return agents.Agent(name="fake", model=Performing())
 
 
-TestForeign = adapter_contract(lambda: Foreign, examples=4)
-TestPydantic = adapter_contract(lambda: Pydantic, examples=4, fewest_words=1)
-TestOpenAI = adapter_contract(lambda: OpenAI, examples=4)
+TestForeign = adapter_contract(lambda: Foreign, examples=4, real_time=True)
+TestPydantic = adapter_contract(
+    lambda: Pydantic, examples=4, real_time=True, fewest_words=1
+)
+TestOpenAI = adapter_contract(lambda: OpenAI, examples=4, real_time=True)
 
 
 # ---- tools of a framework, and what they see of the agent

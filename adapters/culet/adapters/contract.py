@@ -13,7 +13,7 @@ Every law is played on scripts that Hypothesis makes up: words, a door at which 
 performance stands while the law does what it is about, and perhaps a failure at the end.
 The laws of `KERNEL` hold for whatever can be run as a tool; those of `VERBS` are about
 the five verbs of a `ChildAdapter`, called without the kernel between. Needs pytest and
-Hypothesis; plays in real time, on a store in memory, and waits for nothing but events.
+Hypothesis; plays on a store in memory, in virtual time unless told otherwise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ __all__ = ["KERNEL", "VERBS", "Script", "adapter_contract", "perform"]
 _ROOT: Final = ("Asker", "a")
 _NAMES: Final = count(1)
 _LOOK_S: Final = 0.002  # between two looks at what has no event to wait for
-_CALM_S: Final = 0.01  # in which a child that has ended says nothing more
+_CALM_S: Final = 1.0  # in which a child that has ended says nothing more
+_REAL_CALM_S: Final = 0.02  # the same where time is real
 
 
 class Script(NamedTuple):
@@ -105,8 +106,8 @@ class _Asker(Agent):
 class World:
     """One kernel with a parent and its children, as the laws use it."""
 
-    def __init__(self, child: type[Agent], test: Harness) -> None:
-        self.child, self.test = child, test
+    def __init__(self, child: type[Agent], test: Harness, calm_s: float) -> None:
+        self.child, self.test, self.calm_s = child, test, calm_s
         self.asker: Any = None
 
     async def reopen(self) -> None:
@@ -295,7 +296,7 @@ async def a_cancelled_run_says_nothing_more(world: World, script: Script) -> Non
     before = await world.said("r")
     STAGE.open(prompt)
     assert (await world.asker.wait("s", other)).status == "completed"
-    await trio.sleep(_CALM_S)
+    await trio.sleep(world.calm_s)
     run = await world.asker.find("r")
     assert (run.status, run.reason) == ("aborted", "enough")
     assert await world.said("r") == before
@@ -387,7 +388,7 @@ async def a_second_start_begins_nothing(world: World, script: Script) -> None:
     end = await verbs.over()
     before = await verbs.chunks()
     assert await verbs.start(other) == end
-    await trio.sleep(_CALM_S)
+    await trio.sleep(world.calm_s)
     assert await verbs.chunks() == before
     assert STAGE.begun[prompt.split()[0]] == 1, "it was begun twice"
     assert STAGE.begun[other.split()[0]] == 0, "the second input was begun"
@@ -414,7 +415,7 @@ async def nothing_is_said_after_the_end(world: World, script: Script) -> None:
     await verbs.start(prompt)
     end = await verbs.over()
     before = await verbs.chunks()
-    await trio.sleep(_CALM_S)
+    await trio.sleep(world.calm_s)
     assert await verbs.chunks() == before, "chunks came after the end"
     assert await verbs.inspect() == end
 
@@ -465,7 +466,7 @@ async def closing_a_tail_stops_nothing(world: World, script: Script) -> None:
     await STAGE.reached(prompt)
     there = len(await verbs.chunks())
     await verbs.tail(limit=there)
-    with trio.move_on_after(_CALM_S):
+    with trio.move_on_after(world.calm_s):
         await verbs.tail(there - 1)
     STAGE.open(prompt)
     end = await verbs.over()
@@ -489,7 +490,7 @@ async def a_cancel_ends_it(world: World, script: Script) -> None:
     assert "enough" in (found.error or ""), "the reason of the cancel is lost"
     before = await verbs.chunks()
     STAGE.open(prompt)
-    await trio.sleep(_CALM_S)
+    await trio.sleep(world.calm_s)
     assert await verbs.chunks() == before, "chunks came after the end"
     assert await verbs.cancel("again") == found
     assert await verbs.inspect() == found
@@ -570,15 +571,18 @@ def adapter_contract(
     make_child: Callable[[], type[Agent]],
     *,
     examples: int = 10,
-    cancel_s: float = 1.0,
-    patience_s: float = 10.0,
+    cancel_s: float = 5.0,
+    patience_s: float = 30.0,
+    real_time: bool = False,
     shrink: bool = True,
     fewest_words: int = 0,
 ) -> type:
     """Return a class of tests for what `make_child` returns: an agent class.
 
     The runs of that class say what `perform` says of their input, a text. `examples` are
-    played of each law, each for at most `patience_s`; a cancel has `cancel_s`; `shrink`
+    played of each law, each for at most `patience_s`; a cancel has `cancel_s`. Say
+    `real_time` where threads, processes or sockets are at work: virtual time jumps over
+    what they do. `shrink`
     looks for the smallest script that breaks one; `fewest_words` is 1 for a framework that
     does not take silence for an answer. Assign it to a name that pytest
     collects. Raises `UsageError` for half a `ChildAdapter`.
@@ -596,7 +600,7 @@ def adapter_contract(
     scripts = _scripts(fewest_words)
 
     def checked(law: Law) -> Callable[..., None]:
-        test = _test(law, make_child, limits, patience_s)
+        test = _test(law, make_child, limits, patience_s, real_time=real_time)
         return profile(given(script=scripts)(test))
 
     tests = {f"test_{law.__name__}": checked(law) for law in laws}
@@ -608,15 +612,21 @@ def _test(
     make_child: Callable[[], type[Agent]],
     limits: Limits,
     patience_s: float,
+    *,
+    real_time: bool,
 ) -> Callable[..., None]:
+    calm_s = _REAL_CALM_S if real_time else _CALM_S
+    unit = "s" if real_time else "s of virtual time; has it threads? say real_time=True"
+
     async def play(script: Script) -> None:
-        async with _world(make_child(), limits) as world:
+        async with _world(make_child(), limits, calm_s) as world:
             with trio.move_on_after(patience_s) as scope:
                 await law(world, script)
-            assert not scope.cancelled_caught, f"it took more than {patience_s} s"
+            assert not scope.cancelled_caught, f"it took more than {patience_s} {unit}"
 
     def test(self: object, script: Script) -> None:
-        trio.run(play, script)
+        clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
+        trio.run(play, script, clock=clock)
 
     test.__doc__ = law.__doc__
     test.__name__ = test.__qualname__ = f"test_{law.__name__}"
@@ -624,11 +634,13 @@ def _test(
 
 
 @asynccontextmanager
-async def _world(child: type[Agent], limits: Limits) -> AsyncIterator[World]:
+async def _world(
+    child: type[Agent], limits: Limits, calm_s: float
+) -> AsyncIterator[World]:
     asker = type_of(child)
     async with open_test_kernel(
         roots=[asker], facets=[child], limits=limits, abort_grace_s=limits.cancel_s
     ) as test:
-        world = World(child, test)
+        world = World(child, test, calm_s)
         await world.connect()
         yield world
