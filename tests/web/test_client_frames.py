@@ -18,7 +18,7 @@ from trio_websocket import (
 )
 
 from culet.kernel import Limits
-from culet.kernel.errors import CallFailed, Refused
+from culet.kernel.errors import CallFailed, CapacityError, Refused
 from culet.web import RemoteAgent, connect
 from culet.web import client_events as told
 
@@ -34,9 +34,13 @@ class Server:
     def __init__(self) -> None:
         self.sockets: list[WebSocketConnection] = []
         self.heard: list[dict[str, Any]] = []
+        self.accepts = True
         self._more = trio.Event()
 
     async def handle(self, request: WebSocketRequest) -> None:
+        if not self.accepts:
+            await request.reject(503)
+            return
         socket = await request.accept()
         self.sockets.append(socket)
         await self.say(HELLO)
@@ -350,3 +354,34 @@ async def test_a_state_that_is_cancelled_or_refused_is_what_it_was_before() -> N
                 {"type": "rpc", "id": call["id"], "success": False, "error": "no"},
             )
         assert agent.state == "theirs"
+
+
+async def test_a_message_is_taken_back_while_there_is_no_socket() -> None:
+    async with talking() as (server, agent):
+        server.accepts = False
+        await server.sockets[-1].aclose(1012)
+        await agent.until(lambda a: not a.is_connected)
+        with trio.move_on_after(0.01):
+            await agent.send({"type": "never"})
+        server.accepts = True
+        await agent.send({"type": "last"})
+        assert [f["type"] for f in await server.until("last")] == ["last"]
+
+
+async def test_who_reads_too_slowly_is_told_what_the_server_has_forgotten() -> None:
+    async with talking(Limits(client_values=2)) as (server, agent):
+        answer = await agent.ask("?")
+        name = answer.request_id
+        await server.say(*(said(name, number) for number in range(5)))
+        await agent.until(lambda _: answer.text.endswith("w4 "))
+        assert [(await anext(answer))["delta"] for _ in range(2)] == ["w0 ", "w1 "]
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def told() -> None:
+                with pytest.raises(CapacityError, match="forgotten"):
+                    await anext(answer)
+
+            await server.hears("cf_agent_stream_resume_ack")
+            complete = {"body": "", "replay": True, "replayComplete": True}
+            await server.say(said(name, 4, replay=True), said(name, 5, **complete))
