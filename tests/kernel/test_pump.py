@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 import pytest
@@ -103,6 +104,18 @@ class Twice(Counted):
             yield one
 
 
+class BreaksOff(Counted):
+    """Its tail fails after each chunk."""
+
+    async def tail_agent_tool_run(
+        self, run_id: str, after: int = -1
+    ) -> AsyncIterator[StoredChunk]:
+        async with aclosing(super().tail_agent_tool_run(run_id, after)) as tail:
+            async for one in tail:
+                yield one
+                raise ConnectionError("the tail")
+
+
 class Hanging(Counted):
     """Does not answer."""
 
@@ -151,7 +164,7 @@ class NoTail(Agent):
 KINDS: dict[str, type[Agent]] = {
     c.__name__: c
     for c in (
-        ChatBase, Counted, Forgetful, Silent, Twice, Hanging, Ends, NoTail,
+        ChatBase, Counted, Forgetful, Silent, Twice, BreaksOff, Hanging, Ends, NoTail,
         CancelBlocks, GapInChunks, LosesTheErrorText, ReportsInterrupted,
         TerminalWithoutCompletedAt,
     )
@@ -272,15 +285,16 @@ async def test_a_run_is_followed_to_its_end(clock: object) -> None:
         assert texts(frames) == ["one", "two", "three"]
 
 
+@pytest.mark.rule("T-076")
 async def test_a_child_without_a_tail_is_asked_now_and_then(clock: object) -> None:
     async with kernel() as test:
         run = await (await parent(test)).ask("NoTail", "r", "a b c")
         assert (run.status, run.summary) == ("completed", "abc")
 
 
-@pytest.mark.parametrize("name", ["Silent", "Twice"])
-@pytest.mark.rule("T-066")
-async def test_a_tail_that_is_silent_or_repeats_itself_loses_nothing(
+@pytest.mark.parametrize("name", ["Silent", "Twice", "BreaksOff"])
+@pytest.mark.rule("T-066", "T-078", "B-05")
+async def test_a_tail_that_is_silent_repeats_itself_or_breaks_loses_nothing(
     name: str, clock: object
 ) -> None:
     async with kernel() as test:

@@ -269,7 +269,7 @@ async def test_a_turn_that_had_said_all_is_complete_after_a_crash(
         assert literal("x") == '"x"'
 
 
-@pytest.mark.rule("T-144", "T-155b")
+@pytest.mark.rule("T-144", "T-155b", "B-09")
 async def test_a_turn_that_is_given_up_says_so_and_keeps_what_it_said(
     clock: object,
 ) -> None:

@@ -54,7 +54,7 @@ class Answers(Kid):
 # ---- an output that somebody wants
 
 
-@pytest.mark.rule("T-086", "T-087", "T-088", "T-093")
+@pytest.mark.rule("T-086", "T-087", "T-088", "T-093", "B-09")
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -220,7 +220,7 @@ def question(text: str) -> list[dict[str, Any]]:
     return [{"id": text, "role": "user", "parts": [{"type": "text", "text": text}]}]
 
 
-@pytest.mark.rule("T-095", "T-098")
+@pytest.mark.rule("T-095", "T-098", "B-22")
 async def test_names_are_for_people_descriptions_are_for_models(clock: object) -> None:
     tool = agent_tool(
         Answers, description="words for the model", input_type=Question,

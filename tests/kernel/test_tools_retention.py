@@ -49,7 +49,7 @@ class Tidy(Kid):
         yield say("x")
 
 
-@pytest.mark.rule("T-265", "T-276", "T-232")
+@pytest.mark.rule("T-265", "T-276", "T-232", "B-04")
 async def test_runs_are_kept_whatever_their_end_and_however_long(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

@@ -27,7 +27,7 @@ import trio
 from .core import inspection as core
 from .core.inspection import Inspection, StoredChunk, Wrong
 from .endings import Ending
-from .errors import FacetAborted, UsageError
+from .errors import CuletError, FacetAborted, UsageError
 from .node import Ambient, Node, State, is_stop
 
 if TYPE_CHECKING:
@@ -248,12 +248,21 @@ class _Pump:
         return aclosing(tail)  # type: ignore[type-var]
 
     async def next(self, tail: AsyncIterator[Any]) -> Chunk | None:
-        """Return the next chunk of a tail; None when it ends, is silent or skips one."""
+        """Return the next chunk of a tail; None when it ends, breaks, is silent or skips one.
+
+        A tail only watches: one that raises is reported, and what is stored decides.
+        """
         while True:
             said: Any = _NOTHING
             self.silent = True
             with trio.move_on_after(self.limits.adapter_silence_s):
-                said = await anext(tail, _NOTHING)
+                try:
+                    said = await anext(tail, _NOTHING)
+                except CuletError:
+                    raise
+                except Exception as error:
+                    kernel = self.node.tree.kernel
+                    kernel.report("tail", self.node, error, name=self.run_id)
                 self.silent = False
             if said is _NOTHING:
                 return None
