@@ -9,6 +9,8 @@ each of these figures is taken in a process of its own, so that none pays for an
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -169,6 +171,125 @@ async def abort(folder: str) -> None:
     put("its_longest_gap", "ms", gaps, "power")
 
 
+SLEEPING_ROOTS = 10_000
+QUIET_S = 12.0  # longer than the host loop rests between two looks at the clock
+
+
+class Sleeper(Agent):
+    """Is to be called tomorrow."""
+
+    async def later(self) -> None:
+        await self.schedule(86_400, "due")
+
+    async def due(self, payload: Any, schedule: Any) -> None: ...
+
+
+def hosts(folder: str, **more: Any) -> Any:
+    return open_kernel(roots=[Sleeper], storage=f"sqlite:{folder}", **more)
+
+
+async def make_roots(folder: str) -> None:
+    """Make 10,000 roots with a schedule each, and let them sleep."""
+    async with hosts(folder, idle_s=0.5, durability="process") as k:
+        for i in range(SLEEPING_ROOTS):
+            await (await k.get_agent(Sleeper, f"r{i}")).later()
+
+
+class Passes(trio.abc.Instrument):
+    """How often the loop has looked at the outside world."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """One more."""
+        self.count += 1
+
+
+async def sleeping_roots(folder: str) -> None:
+    """A host with 10,000 roots that sleep: its start, its memory, how quiet it is."""
+    full = f"{folder}/full"
+    subprocess.run([sys.executable, __file__, "--one", "make_roots", full], check=True)
+    async with hosts(f"{folder}/empty"):
+        gc.collect()
+        empty = rss_kb()
+    started, memory = [], []
+    for r in range(REPEATS):
+        begun = clock()
+        async with hosts(full) as k:
+            started.append((clock() - begun) * 1e3)
+            opened: list[object] = []
+            k.subscribe("root:open", lambda *event, to=opened: to.append(event))
+            gc.collect()
+            memory.append((rss_kb() - empty) / 1024)
+            if r == 0:
+                passes = Passes()
+                trio.lowlevel.add_instrument(passes)
+                await trio.sleep(QUIET_S)
+                trio.lowlevel.remove_instrument(passes)
+                put("passes_of_the_loop_in_12_s", "", [passes.count], "power")
+            assert k.metrics()["sleeping_trees"] == SLEEPING_ROOTS
+            assert opened == []
+    put("start_with_10000_sleeping_roots", "ms", started, "power")
+    put("its_memory_above_an_empty_kernel", "MiB", memory, "power")
+
+
+FIBERS = 100
+
+
+class Walker(Agent):
+    """Has 100 fibers that never end by themselves."""
+
+    async def walk(self) -> None:
+        async def body() -> None:
+            self.stash({"i": 0})
+            await trio.sleep_forever()
+
+        for _ in range(FIBERS):
+            await self.fibers.start("stuck", body)
+        await self.durable()
+
+
+async def walk(folder: str) -> None:
+    """Begin them and be killed; in the next life, say when the last one is recovered."""
+    async with open_kernel(roots=[Walker], storage=f"sqlite:{folder}") as k:
+        begun, ended = clock(), trio.Event()
+        left = FIBERS
+
+        def handled(*_event: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                ended.set()
+
+        k.subscribe("fiber:recovery:handled", handled)
+        if not Path(folder, "begun").exists():
+            Path(folder, "begun").touch()
+            await (await k.get_agent(Walker, "w")).walk()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with trio.fail_after(60):
+            await ended.wait()
+        sys.stdout.write(f"{(clock() - begun) * 1e3}\n")
+
+
+async def fibers_recovered(folder: str) -> None:
+    """A process that is killed with 100 fibers, until the next has recovered them all."""
+    whole, opened = [], []
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules are compiled
+    for r in range(REPEATS):
+        command = [sys.executable, __file__, "--one", "walk", f"{folder}/{r}"]
+        subprocess.run(command, check=False, env=env)
+        started = clock()
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=env
+        )
+        whole.append((clock() - started) * 1e3)
+        opened.append(float(done.stdout))
+    put("kernel_open_to_100_fibers_recovered", "ms", opened, "power")
+    put("process_start_to_its_end_after_that", "ms", whole, "power")
+
+
 SOCKETS = 2_000
 
 
@@ -226,11 +347,20 @@ BENCHES: dict[str, Callable[[str], Awaitable[None]]] = {
     "wake": wake,
     "abort": abort,
     "sockets": sockets,
+    "sleeping_roots": sleeping_roots,
+    "fibers_recovered": fibers_recovered,
 }
+PARTS: dict[str, Callable[[str], Awaitable[None]]] = {
+    "make_roots": make_roots,
+    "walk": walk,
+}  # which others start in a process of its own, with a folder
 
 
 def main() -> None:
     """Each in a process of its own."""
+    if len(sys.argv) == 4 and sys.argv[1] == "--one":
+        trio.run(PARTS[sys.argv[2]], sys.argv[3])
+        return
     if len(sys.argv) == 3 and sys.argv[1] == "--one":
         with tempfile.TemporaryDirectory(prefix="culet-bench-") as folder:
             trio.run(BENCHES[sys.argv[2]], folder)
