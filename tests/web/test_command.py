@@ -110,20 +110,49 @@ def test_a_fault_that_nobody_expected_is_told_whole(tmp_path: Path) -> None:
     assert "a fault of ours" in done.stderr
 
 
-def test_a_server_on_a_version_six_address_says_its_url(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "url", "warned"),
+    [
+        ("::1", "http://[::1]:", False),
+        ("localhost", "http://localhost:", False),
+        ("0.0.0.0", "http://0.0.0.0:", True),
+    ],
+)
+def test_a_server_says_its_url_and_whether_it_is_open_to_all(
+    tmp_path: Path, host: str, url: str, warned: bool
+) -> None:
     server = subprocess.Popen(
-        [*command(tmp_path, "mine:opener"), "--host", "::1"],
+        [*command(tmp_path, "mine:opener"), "--host", host],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert server.stderr is not None
-        assert "serving on http://[::1]:" in server.stderr.readline()
+        said = server.stderr.readline()
+        assert ("anybody may use these agents" in said) == warned
+        if warned:
+            said = server.stderr.readline()
+        assert f"serving on {url}" in said
     finally:
         server.terminate()
         server.communicate(timeout=20)
     assert server.returncode == 0
+
+
+def test_an_address_of_another_machine_is_a_clear_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command(tmp_path, "mine:opener"), "--host", "203.0.113.1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "cannot listen on 203.0.113.1:0" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_second_server_on_a_folder_says_whose_it_is(tmp_path: Path) -> None:

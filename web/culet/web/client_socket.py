@@ -48,12 +48,6 @@ class Address(NamedTuple):
         default = 80 if self.ssl is None else 443
         return host if self.port == default else f"{host}:{self.port}"
 
-    def resource_of(self, suffix: str, drop: str) -> str:
-        """Return the target with `suffix` after its path and one parameter less."""
-        path, _, query = self.resource.partition("?")
-        kept = [p for p in query.split("&") if p and p.partition("=")[0] != drop]
-        return path.rstrip("/") + suffix + ("?" + "&".join(kept) if kept else "")
-
 
 def address_of(
     url: str,
