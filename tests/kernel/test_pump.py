@@ -21,6 +21,7 @@ from culet.adapters.performance import STAGE
 from culet.kernel import Agent, AgentToolRun, Inspection, Limits, StoredChunk, Turn
 from culet.kernel.core.inspection import Gap, Known, Take, Wrong, judge, order
 from culet.kernel.errors import UsageError
+from culet.kernel.pump import VERBS
 from culet.kernel.testing import Harness, open_test_kernel
 from kernel.agents import Top, agent_at, node_at, settle
 
@@ -225,8 +226,7 @@ def test_which_chunk_is_the_next(after: int, said: Any, kind: type) -> None:
 
 
 def less(*names: str, **more: Any) -> type[Agent]:
-    verbs = {n: f for n, f in vars(ChatBase).items() if "agent_tool" in n}
-    kept = {n: f for n, f in verbs.items() if n not in names}
+    kept = {n: getattr(ChatBase, n) for n in VERBS if n not in names}
     return type("Odd", (Agent,), {**kept, **more})
 
 
