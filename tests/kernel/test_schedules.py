@@ -386,6 +386,25 @@ async def test_run_now_is_one_more_and_uses_up_no_tick(clock: object) -> None:
         assert top.schedules.get(made.id).at == EPOCH_MS + 2_000_000
 
 
+@pytest.mark.rule("I-32", "F-306")
+async def test_a_clock_that_goes_back_between_two_tries_makes_no_tick_twice(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        top = await top_of(test)
+        await top.schedule_every(1000, "fail", "f")
+        await test.advance(1000.1)
+        assert TOLD == ["f"]
+        test.clock.jump(-500)
+        await test.advance(100)
+        (one,) = top.schedules.list()
+        assert (one.at, one.attempts) == (EPOCH_MS + 1_000_000, 1)
+        await test.advance(1000)
+        assert TOLD.count("f") == 2, "its second try, and no third"
+        await test.advance(500)
+        assert top.schedules.list()[0].at == EPOCH_MS + 3_000_000
+
+
 # ---- changing
 
 

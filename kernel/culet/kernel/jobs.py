@@ -120,12 +120,22 @@ class JobRow(NamedTuple):
 class Taken:
     """A job in the hands of its worker."""
 
-    __slots__ = ("again", "attempts", "begun_before", "over", "row", "take", "token")
+    __slots__ = (
+        "again",
+        "attempts",
+        "began",
+        "begun_before",
+        "over",
+        "row",
+        "take",
+        "token",
+    )
 
     def __init__(self, row: JobRow, take: int, *, begun_before: bool) -> None:
         self.row, self.take, self.begun_before = row, take, begun_before
         self.token = object()  # of the lane that its worker keeps busy
         self.attempts = row.attempts  # without progress
+        self.began = row.due_at  # ms: when its worker came to it
         self.over = False  # booked: the row does not carry this take any more
         self.again = False  # it failed, and backs off
 
@@ -556,6 +566,7 @@ class Jobs:
             self._bury(taken, f"{type(error).__name__}: {error}")
 
     async def _handle(self, taken: Taken, kind: Kind) -> None:
+        taken.began = self.tree.now()
         if self._beyond(taken):  # it killed the process each time
             if self.mine(taken):
                 self._end(taken, taken.row.error or "the process ended each time")
@@ -638,7 +649,8 @@ class Jobs:
         assert row.every is not None
         try:
             every = core.decode_every(row.every)
-            at = core.next_tick(every, row.at, row.due_at, self.tree.now())
+            asked = max(row.due_at, taken.began)  # one that waited for its tick is that
+            at = core.next_tick(every, row.at, asked, self.tree.now())
         except UNREADABLE as broken:
             self._bury(taken, f"its recurrence cannot be read: {broken}")
             return
@@ -674,6 +686,8 @@ class Jobs:
             self._end(taken, text, error, over=over)
             return
         due_at = self._back_off(taken, _retry_of(row) if started else None)
+        if row.every is not None and row.due_at >= row.at:
+            due_at = max(due_at, row.at)  # the clock went back: only who asks is early
         with self.tree.transaction():
             self.db.execute(
                 "UPDATE job SET held = NULL, due_at = ?, error = ?, begun = ?"
