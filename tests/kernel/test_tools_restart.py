@@ -166,6 +166,8 @@ async def test_a_facet_that_never_began_begins_now(
         me = await top(test)
         script = [["say", "x"], ["sleep", 5]]
         await me.run_agent_tool(SlowStart, script, run_id="r", detached=True)
+        await me.durable()  # and not a step further
+        me = await again(test)
         for _ in range(2):
             await test.advance(1)
             me = await again(test)
