@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -134,6 +135,43 @@ class Ends(ChatBase):
         return Inspection(status, {"n": 7}, "seven", "why", 1, 2) if rows else None  # type: ignore[arg-type]
 
 
+class FailsInBand(Counted):
+    """Says that it failed as a chunk, and goes on talking."""
+
+    def say(self, run_id: str, n: int, word: str) -> None:
+        chunk = json.dumps(
+            {"type": "error", "errorText": "in band"} if n == 1 else word_of(word)
+        )
+        self.sql("INSERT INTO said VALUES (?, ?, ?)", run_id, n, chunk)
+        self.tell()
+
+
+class Nonsense(Counted):
+    """A chunk of its is no chunk."""
+
+    def say(self, run_id: str, n: int, word: str) -> None:
+        self.sql("INSERT INTO said VALUES (?, ?, '7')", run_id, n)
+        self.tell()
+
+
+class Breaks(Counted):
+    """Its first life breaks in the middle of the work."""
+
+    lives: ClassVar[list[str]] = []
+
+    async def work(self, run_id: str) -> None:
+        self.lives.append(run_id)
+        if len(self.lives) == 1:
+            self.say(run_id, 0, "one")
+            await trio.sleep(1)
+            raise RuntimeError("in the background")
+        await super().work(run_id)
+
+
+def word_of(word: str) -> dict[str, str]:
+    return {"type": "text-delta", "id": "t", "delta": f"{word} "}
+
+
 class NoTail(Agent):
     """The four verbs that are needed, and no tail."""
 
@@ -166,8 +204,8 @@ KINDS: dict[str, type[Agent]] = {
     c.__name__: c
     for c in (
         ChatBase, Counted, Forgetful, Silent, Twice, BreaksOff, Hanging, Ends, NoTail,
-        CancelBlocks, GapInChunks, LosesTheErrorText, ReportsInterrupted,
-        TerminalWithoutCompletedAt,
+        FailsInBand, Nonsense, Breaks, CancelBlocks, GapInChunks, LosesTheErrorText,
+        ReportsInterrupted, TerminalWithoutCompletedAt,
     )
 }  # fmt: skip
 
@@ -182,8 +220,6 @@ def kernel(**options: Any) -> Any:
 
 
 def texts(frames: list[Any]) -> list[str]:
-    import json
-
     chunks = [f["event"] for f in frames if f["event"]["kind"] == "chunk"]
     return [json.loads(c["body"])["delta"].strip() for c in chunks]
 
@@ -346,6 +382,51 @@ async def test_a_verb_that_does_not_answer_ends_the_run(clock: object) -> None:
         assert run.error == "inspect_agent_tool_run took more than 30.0 s"
         await settle()
         assert Counted.asked == ["cancel it was given up"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says", "said"),
+    [
+        ("FailsInBand", "one wait:x two", "in band", ["one"]),
+        ("FailsInBand", "one two three four", "in band", ["one"]),
+        ("Nonsense", "one wait:door", "a chunk is a mapping", []),
+    ],
+)
+@pytest.mark.rule("T-021", "T-075")
+async def test_what_cannot_be_a_chunk_ends_the_run_and_the_child_hears_of_it(
+    name: str, text: str, says: str, said: list[str], clock: object
+) -> None:
+    async with kernel() as test:
+        top = await parent(test)
+        text = prompt(text)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(later, text)
+            run = await top.ask(name, "r", text)
+        assert run.status == "error"
+        assert says in run.error
+        assert texts(await top.frames("r")) == said
+        await settle()
+        goodbyes = [a for a in Counted.asked if a.startswith("cancel")]
+        assert len(goodbyes) <= 1
+        child = agent_at(test, (name, "r"))
+        assert child.look("r").over
+
+
+async def later(text: str) -> None:
+    await trio.sleep(1)
+    STAGE.gate(text, "wait:x").open()
+
+
+async def test_a_child_that_breaks_is_followed_again_where_it_was(
+    clock: object,
+) -> None:
+    Breaks.lives.clear()
+    async with kernel() as test:
+        top = await parent(test)
+        run = await top.ask("Breaks", "r", prompt("one two"))
+        assert run.status == "completed"
+        assert texts(await top.frames("r")) == ["one", "two"]
+        assert Counted.asked == ["start"]
 
 
 # ---- cancelling

@@ -184,7 +184,8 @@ class _Pump:
         self.over: Inspection | None = None
         self.told = False  # the child knows that its run is over
         self.silent = False  # the last tail was closed because it said nothing
-        self.after = len(turn.chunks()) - 1
+        stream = turn._stream
+        self.after = stream.committed + len(stream.staged) - 1
         self._rest_s = self.limits.adapter_poll_s
 
     async def joined(self) -> bool:
