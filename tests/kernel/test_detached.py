@@ -509,7 +509,7 @@ async def test_a_budget_counts_from_the_dispatch_over_crashes(clock: object) -> 
         assert ends(me) == {"r": ("interrupted", "budget-exceeded")}
 
 
-@pytest.mark.rule("T-178", "T-182", "T-191", "golden-11")
+@pytest.mark.rule("T-178", "T-182", "T-191")
 async def test_over_its_budget_a_run_is_ended_and_told_once_for_good(
     clock: object,
 ) -> None:
@@ -542,7 +542,7 @@ async def test_over_its_budget_a_run_is_ended_and_told_once_for_good(
         assert HEARD == []
 
 
-@pytest.mark.rule("T-178", "golden-11")
+@pytest.mark.rule("T-178")
 @pytest.mark.parametrize(
     ("word", "status", "reason"),
     [

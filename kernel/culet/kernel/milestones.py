@@ -9,6 +9,7 @@ delivery, in the same record as the chunk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -18,7 +19,7 @@ import trio
 from .core.run import AgentToolRun
 from .detached import is_milestone
 from .errors import CapacityError, Deleted, NotFound, UsageError
-from .node import Ambient, Node, State, starting
+from .node import Ambient, Node, State, is_stop, starting
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -120,6 +121,7 @@ class Milestones:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._bells: dict[tuple[str, str], trio.Event] = {}
+        self._news: dict[tuple[str, str], deque[Progress]] = {}  # the hook is behind
 
     # ---- when one is said
 
@@ -133,23 +135,50 @@ class Milestones:
         name, declared = progress.milestone, False
         if name is not None:
             first = name not in turn.reached
-            declared = first and self._owe(parent.slot, run_id, progress)
+            declared = self._owe(parent.slot, run_id, progress, first=first)
             turn.reached.append(name)
             self._ring(parent.slot, run_id)
         if declared or not parent.kind.hears_progress or parent.state is not State.LIVE:
             return
-        run = self.tree.runs.get(parent.slot, run_id)
-        if run is not None:
-            parent.hook(Ambient(parent), parent.agent.on_progress, run, progress)
+        self._tell(parent, run_id, progress)
 
-    def _owe(self, owner: str, run_id: str, progress: Progress) -> bool:
-        """Owe the delivery of a declared milestone; whether it was one."""
+    def _tell(self, parent: Node, run_id: str, progress: Progress) -> None:
+        """Let the hook hear of it, after what was reported before, if it keeps up."""
+        key = parent.slot, run_id
+        news = self._news.get(key)
+        if news is not None:
+            news.append(progress)
+            return
+        most = self.tree.kernel.limits.hooks_at_once
+        self._news[key] = news = deque([progress], maxlen=most)
+        parent.spawn(Ambient(parent), self._tell_all, parent, run_id, news)
+
+    async def _tell_all(self, parent: Node, run_id: str, news: deque[Progress]) -> None:
+        """Call the hook with one report after the other; what it raises changes nothing."""
+        key = parent.slot, run_id
+        try:
+            while news and (run := self.tree.runs.get(*key)) is not None:
+                try:
+                    with trio.fail_after(self.tree.kernel.limits.notify_s):
+                        await parent.agent.on_progress(run, news.popleft())
+                except BaseException as error:
+                    if is_stop(error):
+                        raise
+                    self.tree.kernel.report("hook", parent, error, name="on_progress")
+        finally:
+            if self._news.get(key) is news:
+                del self._news[key]
+
+    def _owe(self, owner: str, run_id: str, progress: Progress, *, first: bool) -> bool:
+        """Owe the delivery of a declared milestone, the first time; whether it is one."""
         policy = self.tree.runs.policy(owner, run_id)
         parent = self.tree.kind_of(owner)
         if policy is None or parent is None:
             return False
         if progress.milestone not in policy.milestones:
             return False
+        if not first:
+            return True
         key = msgspec.json.encode([run_id, progress.milestone]).decode()
         with self.tree.transaction():
             self.tree.jobs.add(
