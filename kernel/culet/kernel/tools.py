@@ -47,7 +47,11 @@ class AgentTool:
 def _schema(input_type: Any) -> dict[str, Any]:
     if input_type is None:
         return {"type": "object"}
-    schema = msgspec.json.schema(input_type)
+    try:
+        schema = msgspec.json.schema(input_type)
+    except TypeError as error:
+        msg = f"an input cannot be checked by {input_type!r}: {error}"
+        raise UsageError(msg) from None
     reference = schema.get("$ref")
     if isinstance(reference, str):  # models want the object itself at the top
         name = reference.rpartition("/")[2]
