@@ -219,7 +219,9 @@ class Chat:
     def refuse_inside_turn(self) -> None:
         """Refuse to wait for a turn from inside a turn of the same agent."""
         here = ambient.get()
-        if here is not None and here.turn is not None and here.node is self.node:
+        if here is None or here.node is not self.node:
+            return
+        if here.turn is not None or here.in_queue:  # or a delivery, in a turn's place
             msg = "a turn cannot wait for the next one: use submit_messages"
             raise UsageError(msg)
 
