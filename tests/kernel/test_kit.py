@@ -11,6 +11,7 @@ import trio
 
 from culet.kernel import Agent, Chunk, Turn
 from culet.kernel.errors import UsageError
+from culet.kernel.node import Work
 from culet.kernel.testing_crash import explore
 from culet.kernel.testing_ledger import Ledger
 from culet.kernel.testing_scenario import (
@@ -149,10 +150,16 @@ class Clerk(Agent):
 SPEC = Spec(roots=[Clerk], facets=lambda: [Clerk])
 
 
-@pytest.mark.parametrize(("how", "count"), [("late", 1), ("clean", 0)])
-def test_sql_of_a_fiber_that_was_ended_is_late_unless_it_only_cleans_up(
-    how: str, count: int
+@pytest.mark.parametrize(
+    ("how", "fence", "count"),
+    [("late", True, 0), ("late", False, 1), ("clean", False, 0)],
+)
+def test_sql_of_a_fiber_that_was_ended_is_seen_where_no_fence_refuses_it(
+    how: str, fence: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not fence:  # plant a hole
+        monkeypatch.setattr(Work, "cut", lambda work, reason: None)
+
     async def body(scenario: Scenario) -> None:
         clerk = await scenario.get(Clerk, "c")
         await clerk.begin_fiber(how)
