@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from culet.adapters import AIChatAgent, ScriptedModel, Think
-from culet.kernel import Agent, AgentToolRun, Chunk, Request, Response, Turn
+from culet.kernel import Agent, AgentToolRun, Chunk, Request, Response, Turn, agent_tool
 from culet.kernel.errors import CapacityError, UsageError
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import agent_at, rows, settle, tree_of
@@ -324,6 +326,52 @@ async def test_privacy_is_the_parents_the_facet_has_the_input(clock: object) -> 
         for table in ("run", "job", "node"):
             assert "canary-7f3" not in str(rows(tree, f"SELECT * FROM {table}"))
         assert "canary-7f3" in str(agent_at(test, ("Chat", "r")).messages)
+
+
+class Exact(msgspec.Struct):
+    n: int
+
+
+@pytest.mark.rule("T-012", "T-010", "I-11")
+@pytest.mark.parametrize(
+    "value",
+    ["canary-7f3", ["x", ["canary-7f3"]], {"a": {"b": [{"c": "canary-7f3" * 900}]}},
+     {"n": "canary-7f3"}],
+    ids=["text", "list", "deep and long", "misfit"],
+)  # fmt: skip
+async def test_nothing_that_others_see_of_a_run_holds_its_input(
+    value: Any, clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(Kid):
+        async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+            yield say("x")
+            raise ValueError("not of the input")
+
+    caplog.set_level(logging.DEBUG)
+    seen: list[Any] = []
+    exact = agent_tool(Kid, description="x", input_type=Exact)
+    async with opened(Fails) as test:
+        me = await top(test)
+        peer = await connect(test)
+        test.kernel.subscribe("*", lambda *told: seen.append(told))
+        with pytest.raises(UsageError) as misfit:
+            await me.run_agent_tool(exact, value)
+        await me.run_agent_tool(Fails, value, run_id="r")
+        await me.run_agent_tool(Fails, "another", run_id="r")
+        await me.run_agent_tool(Kid, [["sleep", 9]], run_id="s", detached=True)
+        await me.run_agent_tool(Kid, value, run_id="s", no_progress_s=0)
+        await me.durable()
+        late = await connect(test, label="late")
+        tables = [
+            rows(tree_of(test), f"SELECT * FROM {t}") for t in ("run", "job", "node")
+        ]
+        shown = (
+            str(misfit.value), seen, peer.out, late.out, HEARD, me.runs.list(),
+            caplog.text, tables, test.kernel.tree("Top", "a"),
+        )  # fmt: skip
+        for one in shown:
+            assert one
+            assert "canary-7f3" not in str(one)
 
 
 # ---- how a turn ends

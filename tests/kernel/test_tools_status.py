@@ -16,7 +16,18 @@ from culet.kernel.core.status import CAUSES, Refused, advance
 from culet.kernel.errors import StorageError
 from kernel.agents import rows, settle, tree_of
 from kernel.peers import connect
-from kernel.toolkit import Kid, again, ask, folded, forget, frames, kinds, opened, top
+from kernel.toolkit import (
+    Frail,
+    Kid,
+    again,
+    ask,
+    folded,
+    forget,
+    frames,
+    kinds,
+    opened,
+    top,
+)
 
 SCRIPTS: dict[str, list[Any]] = {
     "completed": [["say", "x"]], "error": [["say", "x"], ["fail", "no"]],
@@ -86,6 +97,28 @@ async def test_a_run_that_has_ended_does_not_run_again(
         assert me.runs.get("r") == run
         for cause in CAUSES:
             assert advance(run.status, cause) == Refused(run.status)
+
+
+async def test_runs_are_listed_by_what_they_are_page_by_page(clock: object) -> None:
+    async with opened() as test:
+        me = await top(test)
+        for number in range(7):
+            await me.run_agent_tool(
+                Kid if number % 2 else Frail, [["fail", "x"]] if number == 3 else [],
+                run_id=f"r{6 - number}", parent_tool_call_id=f"c{number % 3}",
+            )  # fmt: skip
+
+        def ids(**wanted: Any) -> list[str]:
+            return [run.run_id for run in me.runs.list(**wanted)]
+
+        assert ids() == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
+        assert ids(limit=3) == ["r6", "r5", "r4"]
+        assert ids(limit=3, after="r4") == ["r3", "r2", "r1"]
+        assert ids(limit=3, after="r1") == ["r0"]
+        assert ids(status="error") == ["r3"]
+        assert ids(agent_type="Kid") == ["r5", "r3", "r1"]
+        assert ids(parent_tool_call_id="c0") == ["r6", "r3", "r0"]
+        assert ids(agent_type="Kid", parent_tool_call_id="c0", status="completed") == []
 
 
 @pytest.mark.rule("T-040")
