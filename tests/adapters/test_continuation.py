@@ -61,7 +61,8 @@ def test_a_step_that_was_cut_while_its_tools_ran_has_only_those_left() -> None:
         (answered("c0"), {"c0"}),
         (answered("c0", preliminary=True), set()),
         ({"type": "tool-output-error", "toolCallId": "c0", "errorText": ""}, {"c0"}),
-        ({"type": "tool-approval-request", "toolCallId": "c0"}, {"c0"}),
+        ({"type": "tool-output-denied", "toolCallId": "c0"}, {"c0"}),
+        ({"type": "tool-approval-request", "toolCallId": "c0"}, set()),
     ],
 )
 def test_which_chunks_settle_a_call(chunk: Any, settled: set[str]) -> None:

@@ -231,19 +231,31 @@ class AIChatAgent(Agent):
 
     async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
         """Drive `on_chat_message` for a chat turn or a run."""
+        await self._chat.offers.arrived(turn.request_id)
         note = await self._chat.begin(turn)
         if turn.attempt > 1 and not await self._goes_on(turn):
             return
-        begun = bool(turn.chunks())
-        async with aclosing(cast(Any, self.on_chat_message(turn))) as chunks:
-            async for chunk in chunks:
-                is_start = chunk.get("type") == "start"
-                if not begun:
-                    begun = True
-                    yield self._start(chunk if is_start else {"type": "start"}, turn)
-                    self._chat.offers.announce(turn.request_id)
-                if not is_start:  # a later one would begin the message anew
-                    yield chunk
+        begun, parked = bool(turn.chunks()), note.parked
+        if note.told:
+            self._chat.take_up(turn)
+        while True:
+            if not parked:
+                async with aclosing(cast(Any, self.on_chat_message(turn))) as chunks:
+                    async for chunk in chunks:
+                        is_start = chunk.get("type") == "start"
+                        if not begun:
+                            begun = True
+                            first = chunk if is_start else {"type": "start"}
+                            yield self._start(first, turn)
+                            self._chat.offers.announce(turn.request_id)
+                        if not is_start:  # a later one would begin the message anew
+                            yield chunk
+            if turn.run_id is None or not (
+                await self._chat.waiting.park(turn) or parked
+            ):
+                break
+            parked = False
+            self._chat.waiting.next_pass(turn)
         if self._chat.transcript.noted(turn.request_id) is None:
             return  # cleared meanwhile
         self._chat.store_reply(turn.request_id)
@@ -331,6 +343,10 @@ class AIChatAgent(Agent):
     async def _prepare(self) -> None:
         self._chat = Chat(self)
 
+    def _client_runs(self, name: str) -> bool | None:
+        """Whether the client carries out a tool; None: only `on_chat_message` knows."""
+        return None
+
     def _hello(self, connection: Connection) -> list[str]:
         return self._chat.offers.hello(connection)
 
@@ -355,7 +371,7 @@ class AIChatAgent(Agent):
             case client.ResumeAck():
                 self._chat.offers.acknowledge(frame.id, connection)
             case client.ToolResult() | client.ToolApproval():
-                log.info("ignored a client's answer to %s", frame.tool_call_id)
+                self._chat.waiting.answer(frame, connection)
             case _:
                 return False
         return True
@@ -391,6 +407,7 @@ _OWN = frozenset(
         "turn_frames",
         "_chat",
         "_prepare",
+        "_client_runs",
         "_hello",
         "_left",
         "_ended",

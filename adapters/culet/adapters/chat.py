@@ -19,6 +19,7 @@ from culet.adapters import messages as rules
 from culet.adapters.messages import Message
 from culet.adapters.resume import Offers
 from culet.adapters.transcript import Note, Transcript
+from culet.adapters.waiting import Waiting
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
 from culet.kernel.endings import Ending, Subject, json_text
@@ -67,6 +68,7 @@ class Chat:
         self.transcript = Transcript(self.node.db)
         self.origins: dict[str, Connection] = {}  # who asked for a turn
         self.offers = Offers(self)
+        self.waiting = Waiting(self)
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -105,6 +107,7 @@ class Chat:
         with self.node.db.transaction():
             self.transcript.delete(merged.delete)
             self.transcript.put(merged.put)
+            self.transcript.set_context(_context(payload))
             self._note(frame.id, None)
         self.origins[frame.id] = connection
         ids = rules.trailing_user_ids(frame.messages)
@@ -143,9 +146,12 @@ class Chat:
         fields: dict[str, Any] = {"trigger": "submit-message"}
         if body:
             fields["body"] = dict(body)
+        if continues is not None and "clientTools" in self._context_fields:
+            fields["clientTools"] = self._context_fields["clientTools"]
         payload = _payload(fields, None if here is None else here.identity)
         with self.node.db.transaction():
             self.transcript.put(messages)
+            self.transcript.set_context(_context(payload))
             self._note(request_id, continues)
         about: dict[str, Any] = {"messageIds": rules.trailing_user_ids(messages)}
         if continues is not None:
@@ -153,6 +159,24 @@ class Chat:
         self._owe(request_id, payload, about, key)
         self.tell()
         return request_id
+
+    @property
+    def _context_fields(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.transcript.context.get("fields") or {}
+        return found
+
+    def go_on_in(self, message: Message, connection: Connection | None) -> None:
+        """Owe the turn that goes on in a message whose calls are all answered.
+
+        It is asked with what its message was asked with, in the name of the same person.
+        """
+        request_id = self.tree.kernel.chance.id()
+        payload = self.transcript.context or _payload({}, None)
+        with self.node.db.transaction():
+            self._note(request_id, message)
+        if connection is not None:
+            self.offers.expect(request_id, connection)
+        self._owe(request_id, payload, {"continuation": True})
 
     def _note(self, request_id: str, continues: Message | None) -> None:
         place = self.transcript.reserve()
@@ -249,6 +273,25 @@ class Chat:
         turn.message_id = note.message_id
         return note
 
+    def take_up(self, turn: Turn) -> None:
+        """Let a run's turn go on where an answer was waited for: a pass of its own.
+
+        `turn.messages` ends with what the passes before it have said, `turn.chunks()` is
+        what earlier attempts have said in this one.
+        """
+        note = self.transcript.noted(turn.request_id)
+        if note is None:
+            return
+        stream = self.tree.streams.open(self.slot, turn.request_id)
+        chunks = [msgspec.json.decode(body) for body in stream.bodies()]
+        base = rules.assistant_message(
+            turn.message_id, chunks[: note.told], ended=None, decided=note.decided
+        )
+        others = [m for m in turn.messages if m["id"] != turn.message_id]
+        turn.messages = others if base is None else [*others, base]
+        turn.continuation = True
+        turn._earlier = chunks[note.told :]
+
     async def _begin_run(self, turn: Turn) -> Note:
         assert turn.run_id is not None
         given = await self.agent._input_messages(turn)
@@ -261,6 +304,7 @@ class Chat:
             self._check_room(self.transcript.roles(), given, 0)
             with self.node.db.transaction():
                 self.transcript.put(given)
+                self.transcript.set_context(None)
                 self._note(turn.request_id, None)
                 note = self.transcript.noted(turn.request_id)
             self.tree.touched()
@@ -282,6 +326,7 @@ class Chat:
         origin = self.origins.pop(request_id, None)
         note = self.transcript.noted(request_id)
         self.offers.over(request_id)
+        self.waiting.forget(request_id)
         if note is None:
             return
         try:
@@ -295,6 +340,7 @@ class Chat:
         tell = partial(self.tell, without=None if everybody else origin)
         self.tree.barrier.after.append(tell)
         self.tree.touched()
+        self.waiting.over(message, end.status)
         if self.agent._hears_response:
             result = ChatResponse(
                 request_id=request_id, status=end.status, message=message,
@@ -317,6 +363,12 @@ class Chat:
             self.transcript.forget([request_id])
         self.tree.touched()
         return message
+
+    def so_far(self, request_id: str) -> Message | None:
+        """Return the message with all that its turn has said, published or not."""
+        stream = self.tree.streams.open(self.slot, request_id)
+        stream.flush()
+        return self._message(request_id, stream.bodies(), None)
 
     def shown(self, request_id: str) -> Message | None:
         """Return the message as far as its chunks are published; the rest comes live."""
@@ -342,7 +394,9 @@ class Chat:
         message_id = note.message_id
         if not note.continuation:
             message_id = rules.message_id_of(chunks, message_id)
-        return rules.assistant_message(message_id, chunks, ended=ended, base=note.base)
+        return rules.assistant_message(
+            message_id, chunks, ended=ended, base=note.base, decided=note.decided
+        )
 
     # ---- what clients are told
 
@@ -401,6 +455,8 @@ class Chat:
             self.transcript.delete(self.transcript.roles())
             self.transcript.drop_streams(s for (s,) in streams)
             self.transcript.set_unseen(None)
+            self.transcript.set_armed(None)
+            self.transcript.set_context(None)
         self.tree.touched()
 
     def _drop(self, subject: Subject) -> None:
@@ -410,6 +466,14 @@ class Chat:
             self.tree.stop_worker(subject.slot, subject.id, text)
         else:
             self.tree.endings.cancel(subject, "the chat was cleared")
+
+
+def _context(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a continuation of a turn is asked with: all but where it begins."""
+    fields = {
+        k: v for k, v in payload["fields"].items() if k not in ("leaf", "trigger")
+    }
+    return {**payload, "fields": fields}
 
 
 def _payload(fields: Mapping[str, Any], identity: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Standing(msgspec.Struct, kw_only=True):
     parts: int = 0  # text and reasoning parts of the last step
     calls: list[ToolCall] = []  # of the last step, in their order
     settled: set[str] = set()  # ids of those calls that need nothing more
+    requested: set[str] = set()  # ids of those calls that a person is to approve
     asked: list[str] = []  # ids of all tool calls of the turn
     usage: Usage = Usage()  # of all its model calls
 
@@ -60,7 +61,7 @@ def advance(at: Standing, chunk: Chunk) -> None:
     match chunk.get("type"):
         case "start-step":
             at.open, at.open_from, at.parts = True, len(at.told), 0
-            at.partial, at.calls, at.settled = "", [], set()
+            at.partial, at.calls, at.settled, at.requested = "", [], set(), set()
             at.open_text = at.open_reasoning = None
         case "finish-step":
             at.open, at.steps = False, at.steps + 1
@@ -82,8 +83,10 @@ def advance(at: Standing, chunk: Chunk) -> None:
             at.asked.append(call_id)
         case "tool-output-available" if not chunk.get("preliminary"):
             at.settled.add(str(chunk.get("toolCallId")))
-        case "tool-output-error" | "tool-approval-request":
+        case "tool-output-error" | "tool-output-denied":
             at.settled.add(str(chunk.get("toolCallId")))
+        case "tool-approval-request":
+            at.requested.add(str(chunk.get("toolCallId")))
         case "message-metadata":
             said = (chunk.get("messageMetadata") or {}).get("usage")
             if isinstance(said, Mapping):

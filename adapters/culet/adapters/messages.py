@@ -114,11 +114,13 @@ def assistant_message(
     *,
     ended: str | None,
     base: Message | None = None,
+    decided: Mapping[str, bool] | None = None,
 ) -> Message | None:
     """Return the message that a stream makes; None when it shows nothing.
 
     `ended` is how the turn ended, None while it goes on. `base` is the message that a
-    continuation goes on in.
+    continuation goes on in. `decided` is what persons said to the approvals that the
+    stream asks for, by tool call: no chunk says that.
     """
     told = list(chunks)
     if base is None:
@@ -128,6 +130,8 @@ def assistant_message(
         for chunk in told:
             parts = apply_chunk_to_parts(parts, chunk)
     parts = _finals(parts, told)
+    if decided:
+        parts = [_decided(part, decided) for part in parts]
     if ended is not None:
         parts = [_closed(part, ended) for part in parts]
     metadata = _mapping(base.get("metadata")) if base else {}
@@ -168,6 +172,23 @@ def _finals(
     ]
 
 
+def approval_id(call_id: str) -> str:
+    """Return the id of the approval that is asked for a tool call."""
+    return f"approval-{call_id}"
+
+
+def _decided(part: dict[str, Any], said: Mapping[str, bool]) -> dict[str, Any]:
+    """Return a part with what a person has said to its approval."""
+    call = part.get("toolCallId")
+    if not isinstance(call, str) or call not in said:
+        return part
+    approval = {"id": approval_id(call), **_mapping(part.get("approval"))}
+    made = {**part, "approval": {**approval, "approved": said[call]}}
+    if said[call] and part.get("state") in ("input-available", "approval-requested"):
+        made["state"] = "approval-responded"
+    return made
+
+
 def _closed(part: dict[str, Any], ended: str) -> dict[str, Any]:
     """Return a part as it is after the end: nothing streams, no tool is under way."""
     if part.get("state") == "streaming":
@@ -175,8 +196,10 @@ def _closed(part: dict[str, Any], ended: str) -> dict[str, Any]:
     if "toolCallId" not in part:
         return part
     state, cut = part.get("state"), ended != "completed"
-    unfinished = state in _WAITING or (
-        state == "output-available" and bool(part.get("preliminary"))
+    unfinished = (
+        state in _WAITING
+        or (state == "approval-responded" and cut)  # it may have been carried out
+        or (state == "output-available" and bool(part.get("preliminary")))
     )
     if not unfinished or (not cut and state == "input-available"):
         return part  # a call that the turn left to a client or to a person waits

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 import msgspec
+import trio
 
 from culet.kernel.core import frames
 from culet.kernel.sockets import Connection
@@ -32,6 +33,7 @@ class Offers:
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self._waiting: dict[str, dict[Connection, None]] = {}  # told `pending`
+        self._expected: dict[str, tuple[Connection, trio.Event]] = {}
 
     def hello(self, connection: Connection) -> list[str]:
         """Return what a client that connects is told: a stream to resume, or the transcript."""
@@ -50,8 +52,25 @@ class Offers:
             return [frames.stream_resuming(unseen)]
         return [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
 
+    def expect(self, request_id: str, connection: Connection) -> None:
+        """A client's answer has begun a continuation: it will ask what streams."""
+        self._expected[request_id] = connection, trio.Event()
+
+    async def arrived(self, request_id: str) -> None:
+        """Wait, not for long, until that client has asked.
+
+        Clients of either generation lose the start of a continuation that comes before.
+        """
+        expected = self._expected.get(request_id)
+        if expected is not None:
+            with trio.move_on_after(self.chat.tree.kernel.limits.continuation_s):
+                await expected[1].wait()
+
     def probe(self, probe_id: str | None, connection: Connection) -> None:
         """Answer one resume request: exactly one of resuming, pending, none."""
+        for expected, event in self._expected.values():
+            if expected is connection:
+                event.set()
         active = self._active()
         if active is None:
             unseen = self.chat.transcript.unseen
@@ -134,5 +153,6 @@ class Offers:
 
     def over(self, request_id: str) -> None:
         """A turn ended: who still waited for its first chunk is told that there is none."""
+        self._expected.pop(request_id, None)
         for connection in self._waiting.pop(request_id, ()):
             connection.say(frames.stream_none())

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, cast
 
 from culet.adapters import messages as rules
 from culet.adapters.aichat import AIChatAgent
+from culet.adapters.approvals import approved_calls
 from culet.adapters.continuation import advance, standing, usage_json, usage_sum
 from culet.adapters.model import (
     Finish,
@@ -28,6 +29,7 @@ from culet.adapters.model import (
     to_model_messages,
 )
 from culet.adapters.toolcalls import ToolCalls, as_tools, specs
+from culet.adapters.tooling import Tool
 from culet.kernel import Chunk, Turn
 from culet.kernel.core.chunks import tool_input
 from culet.kernel.errors import UsageError
@@ -63,12 +65,21 @@ class Think(AIChatAgent):
         """Return name -> Tool, AgentTool or a typed function."""
         return {}
 
+    def _client_runs(self, name: str) -> bool | None:
+        one = as_tools(self.get_tools()).get(name)
+        if one is not None:
+            return isinstance(one, Tool) and one.client
+        offered = self._chat.transcript.context.get("fields", {}).get("clientTools", ())
+        return True if name in {t.get("name") for t in offered} else None
+
     async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
         """Answer with the model, step by step."""
         work = _Thinking(self, turn)
         at = work.at
         if not at.told:
             yield work.note({"type": "start"})
+        if turn.continuation and not at.steps and not at.open:
+            await work.run_approved()
         while work.goes_on:
             resumed = at.open and at.model_is_done  # its tools may have run already
             if not at.open:
@@ -81,7 +92,7 @@ class Think(AIChatAgent):
                 work.end_of_model()
             if at.open:
                 await self.durable()
-                await work.calls.run(at.calls, at.settled, begun=resumed)
+                await work.run(resumed=resumed)
                 yield work.note({"type": "finish-step"})
         yield work.note({"type": "finish", "finishReason": work.reason})
         turn.usage = usage_json(at.usage) if at.usage != Usage() else None
@@ -102,6 +113,7 @@ class _Thinking:
         self._asked: list[ToolCall] = []
         self._usage = Usage()
         self._used = rules.tool_call_ids(turn.messages) | set(self.at.asked)
+        agent._chat.waiting.hears[turn.request_id] = self.note
 
     def note(self, chunk: Chunk) -> Chunk:
         """Keep account of a chunk that is said; returns it."""
@@ -116,7 +128,34 @@ class _Thinking:
             return True
         if at.steps >= self.agent.max_steps or not at.calls:
             return False
-        return not any(self.calls.waits(call) for call in at.calls)
+        return not self._waiting()
+
+    def _waiting(self) -> set[str]:
+        """Return the calls of the step that a client or a person has yet to answer."""
+        at = self.at
+        asked = {c.id for c in at.calls if self.calls.client_runs(c.name)}
+        return (asked | at.requested) - at.settled
+
+    async def run(self, *, resumed: bool) -> None:
+        """Run the tools of the open step, but those that wait for somebody.
+
+        `resumed`: an earlier attempt may have carried them out.
+        """
+        at = self.at
+        done = at.settled | self._waiting()
+        begun = [call.id for call in at.calls] if resumed else []
+        await self.calls.run(at.calls, done, begun)
+
+    async def run_approved(self) -> None:
+        """Run the calls that a person has approved; that they begin is durable first."""
+        turn, waiting = self.turn, self.agent._chat.waiting
+        own = [m for m in turn.messages if m["id"] == turn.message_id]
+        calls = [c for m in own for c in approved_calls(m)]
+        calls = [c for c in calls if not self.calls.client_runs(c.name)]
+        if any(call.id not in self.at.settled for call in calls):
+            begun = waiting.begin_approved(turn, [call.id for call in calls])
+            await self.agent.durable()
+            await self.calls.run(calls, self.at.settled, begun)
 
     def _request(self) -> ModelRequest:
         turn = self.turn

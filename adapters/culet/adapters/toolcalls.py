@@ -7,12 +7,13 @@ says that nobody knows whether it was carried out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import trio
 
+from culet.adapters.messages import approval_id
 from culet.adapters.model import ToolCall, ToolSpec
 from culet.adapters.tooling import ERROR_CHARS, Tool, ToolContext, ToolFailure, tool
 from culet.kernel import Turn
@@ -83,12 +84,10 @@ class ToolCalls:
             t.get("name") for t in turn.client_tools if t.get("name") not in tools
         }
 
-    def waits(self, call: ToolCall) -> bool:
-        """Whether a client or a person answers this call, in another turn."""
-        one = self.tools.get(call.name)
-        if isinstance(one, Tool):
-            return one.client or one.needs_approval
-        return call.name in self._client
+    def client_runs(self, name: str) -> bool:
+        """Whether the client carries out that tool."""
+        one = self.tools.get(name)
+        return one.client if isinstance(one, Tool) else name in self._client
 
     def requests(self, call: ToolCall) -> list[dict[str, Any]]:
         """Return the chunks that ask for a call."""
@@ -99,27 +98,28 @@ class ToolCalls:
             "input": call.input,
         }
         one = self.tools.get(call.name)
-        if not (isinstance(one, Tool) and one.needs_approval):
+        if not (isinstance(one, Tool) and one.asks(call.input)):
             return [asked]
         approval = {
             "type": "tool-approval-request",
-            "approvalId": f"approval-{call.id}",
+            "approvalId": approval_id(call.id),
             "toolCallId": call.id,
         }
         return [asked, approval]
 
     async def run(
-        self, calls: Sequence[ToolCall], settled: set[str], *, begun: bool
+        self, calls: Sequence[ToolCall], done: Collection[str], begun: Collection[str]
     ) -> None:
-        """Run those of `calls` that have no result, all at once; say each result.
+        """Run those of `calls` that are not `done`, all at once; say each result.
 
-        `begun`: an earlier attempt may have carried them out.
+        `begun`: those that an earlier attempt may have carried out.
         """
         try:
             async with trio.open_nursery() as nursery:
                 for order, call in enumerate(calls):
-                    if call.id not in settled and not self.waits(call):
-                        nursery.start_soon(self._one, call, order, begun)
+                    if call.id not in done:
+                        again = call.id in begun
+                        nursery.start_soon(self._one, call, order, again)
                         # trio starts tasks of one pass in any order; runs are
                         # dispatched in the order in which they were asked for
                         await trio.lowlevel.checkpoint()

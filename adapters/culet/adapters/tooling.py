@@ -9,6 +9,7 @@ can read and act on.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Literal, TypeAlias, final, get_type_hints
@@ -19,7 +20,9 @@ from culet.adapters.model import Json, ToolSpec
 from culet.kernel.core.limits import DEFAULT
 from culet.kernel.errors import Fenced, UsageError
 
+log = logging.getLogger("culet.adapters")
 Uncertain: TypeAlias = Literal["ask", "repeat", "check"]
+NeedsApproval: TypeAlias = Callable[[Mapping[str, Json]], bool]
 Report: TypeAlias = Callable[[Mapping[str, Json]], Awaitable[object]]
 ERROR_CHARS: Final = 2_000  # of an error text for the model
 
@@ -84,7 +87,7 @@ class Tool:
         self,
         fn: Callable[..., object],
         *,
-        needs_approval: bool,
+        needs_approval: bool | NeedsApproval,
         client: bool,
         on_uncertain: Uncertain,
     ) -> None:
@@ -101,6 +104,21 @@ class Tool:
         return ToolSpec(
             name=name, description=self.description, parameters=self.parameters
         )
+
+    def asks(self, value: Json) -> bool:
+        """Whether a person is to approve a call with that input.
+
+        One that does not fit the function fails by itself: nobody is asked about it.
+        """
+        if not self.needs_approval or isinstance(self.decode(value), ToolFailure):
+            return False
+        if not callable(self.needs_approval):
+            return True
+        try:
+            return bool(self.needs_approval(value or {}))
+        except Exception:
+            log.exception("needs_approval failed: a person is asked")
+            return True
 
     def decode(self, value: Json) -> dict[str, object] | ToolFailure:
         """Return the arguments for the function, or why `value` does not fit."""
@@ -155,7 +173,7 @@ class Tool:
 def tool(
     fn: Callable[..., object],
     *,
-    needs_approval: bool = False,
+    needs_approval: bool | NeedsApproval = False,
     client: bool = False,
     on_uncertain: Uncertain = "ask",
 ) -> Tool:
@@ -163,6 +181,8 @@ def tool(
 
     Its name for the model is its key in `get_tools`, its description the docstring.
     `client` tools run in the client, of the function only the signature is used.
+    `needs_approval` asks a person first: always, or for an input of which a function says
+    so (it gets the input, JSON values by name; one that raises asks).
     `on_uncertain` says what happens to a call of which nobody knows whether it was
     carried out when the process died. Raises `UsageError` for parameters that no JSON
     can express.

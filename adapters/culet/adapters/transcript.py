@@ -30,18 +30,28 @@ _KEEP: Final = (
 )
 _NOTE: Final = "chat:turn:"
 _UNSEEN: Final = "chat:unseen"
+_ARMED: Final = "chat:armed"
+_CONTEXT: Final = "chat:context"
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """A turn whose message is not stored for good yet.
 
-    `base` is the message that a continuation goes on in, as it was before.
+    `base` is the message that a continuation goes on in, as it was before. `decided` is
+    what persons said to approvals that this turn asked for, `begun` names the approved
+    calls whose tool may have begun. A turn of a run that waited for a person has several
+    passes: `told` is how much of its stream the passes hold that are over, `parked`
+    whether it waits.
     """
 
     place: int
     message_id: str
     continuation: bool = False
     base: Message | None = None
+    decided: dict[str, bool] = {}
+    begun: list[str] = []
+    told: int = 0
+    parked: bool = False
 
 
 @final
@@ -87,6 +97,24 @@ class Transcript:
         )
         rows = self.db.execute(sql)
         return None if not rows else msgspec.json.decode(rows[0][0])
+
+    def with_call(self, call_id: str) -> Message | None:
+        """Return the last message with a part for that tool call."""
+        sql = (
+            "SELECT body FROM main.culet_message WHERE instr(body, ?) ORDER BY seq DESC"
+        )
+        literal = msgspec.json.encode(call_id).decode()
+        for (body,) in self.db.execute(sql, (literal,)):
+            message: Message = msgspec.json.decode(body)
+            if any(part.get("toolCallId") == call_id for part in message["parts"]):
+                return message
+        return None
+
+    def last_id(self) -> str | None:
+        """Return the id of the last message."""
+        sql = "SELECT id FROM main.culet_message ORDER BY seq DESC LIMIT 1"
+        rows = self.db.execute(sql)
+        return None if not rows else str(rows[0][0])
 
     def put(self, messages: Iterable[Message]) -> None:
         """Upsert by id: a known one keeps its place."""
@@ -159,15 +187,42 @@ class Transcript:
     @property
     def unseen(self) -> str | None:
         """The request whose error no client was there to see."""
-        sql = "SELECT value FROM main.culet_value WHERE key = ?"
-        rows: list[Any] = self.db.execute(sql, (_UNSEEN,))
-        return None if not rows else str(msgspec.json.decode(rows[0][0]))
+        found: str | None = self._value(_UNSEEN)
+        return found
 
     def set_unseen(self, request_id: str | None) -> None:
         """Keep it, or forget it."""
-        if request_id is not None:
-            text = msgspec.json.encode(request_id).decode()
-            self.db.execute(_KEEP, (_UNSEEN, text))
-        elif self.unseen is not None:
-            sql = "DELETE FROM main.culet_value WHERE key = ?"
-            self.db.execute(sql, (_UNSEEN,))
+        self._set_value(_UNSEEN, request_id)
+
+    # ---- what waits for a client or a person
+
+    @property
+    def armed(self) -> str | None:
+        """The message in which a turn is to go on when no call of it waits any more."""
+        found: str | None = self._value(_ARMED)
+        return found
+
+    def set_armed(self, message_id: str | None) -> None:
+        """Keep it, or forget it."""
+        self._set_value(_ARMED, message_id)
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What the last turn was asked with: a continuation of it gets the same."""
+        found: dict[str, Any] = self._value(_CONTEXT) or {}
+        return found
+
+    def set_context(self, payload: dict[str, Any] | None) -> None:
+        """Keep it, or forget it."""
+        self._set_value(_CONTEXT, payload or None)
+
+    def _value(self, key: str) -> Any:
+        sql = "SELECT value FROM main.culet_value WHERE key = ?"
+        rows = self.db.execute(sql, (key,))
+        return None if not rows else msgspec.json.decode(rows[0][0])
+
+    def _set_value(self, key: str, value: Any) -> None:
+        if value is not None:
+            self.db.execute(_KEEP, (key, msgspec.json.encode(value).decode()))
+        elif self._value(key) is not None:
+            self.db.execute("DELETE FROM main.culet_value WHERE key = ?", (key,))

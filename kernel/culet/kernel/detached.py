@@ -117,12 +117,18 @@ def arm(tree: Tree, owner: str, run_id: str, policy: Detached, now: int) -> None
 
     The look at its silence has a key, which tells it from the one at its budget.
     """
-    lane = f"limit:{run_id}"
     if policy.max_budget_s is not None:
-        due = now + int(policy.max_budget_s * 1000)
-        tree.jobs.add(owner, "limit", run_id, at=due, lane=lane)
+        budget_later(tree, owner, run_id, now, policy.max_budget_s)
     if policy.no_progress_s is not None:
         look_later(tree, owner, run_id, now + int(policy.no_progress_s * 1000))
+
+
+def budget_later(
+    tree: Tree, owner: str, run_id: str, now: int, budget_s: float
+) -> None:
+    """Owe a look at a run when a budget that begins now is over; in a transaction."""
+    due = now + int(budget_s * 1000)
+    tree.jobs.add(owner, "limit", run_id, at=due, lane=f"limit:{run_id}")
 
 
 def look_later(tree: Tree, owner: str, run_id: str, due: int) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from .core.run import AgentToolRun
-from .detached import look_later
+from .detached import budget_later, look_later
 from .endings import BELOW, Ending
 from .events import Undelivered
 from .fibers import DEADLINE
@@ -152,14 +152,20 @@ class Duties:
         run = self.tree.runs.get(owner, run_id)
         if run is None or run.status != "running":
             return True
+        policy, now = self.tree.runs.policy(owner, run_id), self.tree.now()
+        parked = self.tree.runs.parked(owner, run_id)
         if taken.row.key is None:
+            if parked and policy is not None and policy.max_budget_s is not None:
+                with self.tree.transaction():  # who waits for a person spends nothing
+                    self.tree.jobs.drop("id = ?", (taken.row.id,))
+                    budget_later(self.tree, owner, run_id, now, policy.max_budget_s)
+                return True
             await self.give_up(owner, run_id, BUDGET)
             return True
-        policy = self.tree.runs.policy(owner, run_id)
         if policy is None or policy.no_progress_s is None:
             return True
-        now = self.tree.now()
-        due = self._said_at(owner, run_id) + int(policy.no_progress_s * 1000)
+        said_at = now if parked else self._said_at(owner, run_id)
+        due = said_at + int(policy.no_progress_s * 1000)
         if due > now:
             with self.tree.transaction():
                 self.tree.jobs.drop("id = ?", (taken.row.id,))

@@ -447,7 +447,17 @@ class Runs:
         with trio.move_on_after(no_progress_s):
             await watch.over.wait()
             return True
-        return self._said(owner, run_id) != said
+        return self._said(owner, run_id) != said or self.parked(owner, run_id)
+
+    def parked(self, owner: str, run_id: str) -> bool:
+        """Whether a run, or what it waits for, waits for a person: nothing bounds that."""
+        subject = self.subject(owner, run_id)
+        if subject is None:
+            return False
+        live = self.tree.turns.live
+        turns = [subject, *self.tree.endings.asked_by(subject)]
+        found = [live.get((one.slot, one.id)) for one in turns]
+        return any(turn is not None and turn.parked for turn in found)
 
     def _said(self, owner: str, run_id: str) -> int:
         child = self._row(owner, run_id)

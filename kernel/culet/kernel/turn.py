@@ -139,6 +139,7 @@ class Turn:
         self.client_tools: list[dict[str, Any]] = []
         self.continuation = False  # it goes on in the last assistant message
         self.message_id = ""  # of the assistant message that this turn writes
+        self.parked = False  # it waits for a person: its silence says nothing
         self._node = node
         self._stream = stream
         self._taken = taken

@@ -126,6 +126,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rpc_per_connection: int = 1_024  # in flight
     messages_per_chat: int = 10_000
     retained_turns: int = 100  # of a chat whose streams may still be replayed
+    continuation_s: float = 0.1  # for a client that answered to ask what streams
 
     # the Python client
     client_events: int = (

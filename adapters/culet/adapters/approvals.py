@@ -1,0 +1,130 @@
+"""What a client or a person may say to a tool call, and what becomes of the call. Pure.
+
+A call waits while nobody but its client, or the person in front of it, can go on with
+it: its input is there and no result, or an approval is asked for. The first answer
+stands: a later one, or one for a call that nobody asked for, changes nothing. An
+approval that comes when the conversation has gone on runs nothing any more, and the
+call says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from culet.adapters.messages import Message, approval_id
+from culet.adapters.model import ToolCall, tool_name
+from culet.adapters.tooling import ERROR_CHARS
+from culet.kernel.core import clientframes as client
+from culet.kernel.core.chunks import tool_input
+
+Part: TypeAlias = dict[str, Any]
+ClientAnswer: TypeAlias = client.ToolResult | client.ToolApproval
+
+_TAKES_RESULT: Final = frozenset(
+    {"input-available", "approval-requested", "approval-responded"}
+)
+_TAKES_APPROVAL: Final = frozenset({"input-available", "approval-requested"})
+TOO_LATE: Final = "approved too late: the conversation had gone on, nothing was done"
+
+
+def call_part(message: Message, call_id: str) -> Part | None:
+    """Return the part of a message that is about a call."""
+    parts = (p for p in message["parts"] if p.get("toolCallId") == call_id)
+    return next(parts, None)
+
+
+def answered(part: Part, answer: ClientAnswer, *, output_bytes: int) -> Part | None:
+    """Return the part after an answer; None: it takes none such, what it has stands."""
+    state = part.get("state")
+    if isinstance(answer, client.ToolApproval):
+        if state not in _TAKES_APPROVAL:
+            return None
+        said = {"id": approval_id(answer.tool_call_id), **(part.get("approval") or {})}
+        said["approved"] = answer.approved
+        after = "approval-responded" if answer.approved else "output-denied"
+        return {**part, "state": after, "approval": said}
+    if state not in _TAKES_RESULT:
+        return None
+    if answer.state == "output-error":
+        return _failed(part, answer.error_text or "the tool failed in the client")
+    output = None if answer.output is msgspec.UNSET else answer.output
+    size = len(msgspec.json.encode(output))
+    if size > output_bytes:
+        text = f"the result has {size} bytes, at most {output_bytes} are passed on"
+        return _failed(part, text)
+    return {**part, "state": "output-available", "output": output}
+
+
+def _failed(part: Part, text: str) -> Part:
+    return {**part, "state": "output-error", "errorText": text[:ERROR_CHARS]}
+
+
+def late(part: Part) -> Part:
+    """Return an approved part after the conversation has gone on without it."""
+    return _failed(part, TOO_LATE)
+
+
+def chunk_of(part: Part) -> dict[str, Any] | None:
+    """Return the chunk that says of a call what its part says; None: it has no result."""
+    call = {"toolCallId": part["toolCallId"]}
+    match part["state"]:
+        case "output-available":
+            return {"type": "tool-output-available", **call, "output": part["output"]}
+        case "output-error":
+            text = part["errorText"]
+            return {"type": "tool-output-error", **call, "errorText": text}
+        case "output-denied":
+            return {"type": "tool-output-denied", **call}
+    return None
+
+
+def replaced(message: Message, part: Part) -> Message:
+    """Return the message with another part for the same call."""
+    call = part["toolCallId"]
+    parts = [part if p.get("toolCallId") == call else p for p in message["parts"]]
+    return {**message, "parts": parts}
+
+
+def waiting(message: Message, client_runs: Callable[[str], bool]) -> list[Part]:
+    """Return the parts that wait for an answer.
+
+    `client_runs` tells of a tool's name whether the client carries it out: then a call
+    that was approved waits for its result.
+    """
+    return [p for p in message["parts"] if _waits(p, client_runs)]
+
+
+def _waits(part: Part, client_runs: Callable[[str], bool]) -> bool:
+    if "toolCallId" not in part:
+        return False
+    if part.get("state") == "approval-responded":
+        return client_runs(tool_name(part) or "")
+    return part.get("state") in _TAKES_APPROVAL
+
+
+def approved_calls(message: Message) -> list[ToolCall]:
+    """Return the calls that a person has approved and that have no result."""
+    return [
+        ToolCall(
+            id=p["toolCallId"],
+            name=tool_name(p) or "",
+            input=tool_input(p.get("input")),
+        )
+        for p in message["parts"]
+        if p.get("state") == "approval-responded"
+        and isinstance(p.get("toolCallId"), str)
+        and (p.get("approval") or {}).get("approved") is True
+    ]
+
+
+def ends_with_calls(message: Message) -> bool:
+    """Whether tool calls are in the last step: the model has not spoken after them."""
+    for part in reversed(message["parts"]):
+        if part.get("type") == "step-start":
+            return False
+        if "toolCallId" in part:
+            return True
+    return False

@@ -1,0 +1,240 @@
+"""The tool calls of one chat that wait for a client or for a person.
+
+A turn whose calls wait has ended; its message shows them, and nothing runs. An answer is
+one step: it is stored, the clients see the message, and when it was the last one that
+was missing a turn is owed that goes on in the same message. While the turn still
+streams, a result becomes a chunk of its stream and an approval a word in its note, so
+that it is there live, in replay and after a crash. A turn of a run does not end while a
+call of it waits: its parent would take half an answer for the whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from culet.adapters import approvals as rules
+from culet.adapters.approvals import ClientAnswer, Part
+from culet.adapters.messages import Message
+from culet.adapters.model import tool_name
+from culet.kernel import Turn
+from culet.kernel.core import clientframes as client
+from culet.kernel.core import frames
+from culet.kernel.ports import Blob
+from culet.kernel.sockets import Connection
+
+if TYPE_CHECKING:
+    from culet.adapters.chat import Chat
+
+log = logging.getLogger("culet.adapters")
+_SHOWN: Final = 16  # waiting calls that a parent is told of by name
+
+
+@final
+class Waiting:
+    """What waits in one chat, in this life of its agent."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self.transcript = chat.transcript
+        self.hears: dict[str, Callable[[Mapping[str, Any]], object]] = {}  # turns
+        self._news: dict[str, trio.Event] = {}  # of turns that are parked
+
+    # ---- answers
+
+    def answer(self, answer: ClientAnswer, connection: Connection) -> None:
+        """Take a client's answer: one step. The first one stands."""
+        self.chat.node.check()
+        call = answer.tool_call_id
+        found = self._streaming(call)
+        request_id, message = found or (None, self.transcript.with_call(call))
+        part = None if message is None else rules.call_part(message, call)
+        if message is None or part is None or not self._may(part, answer):
+            log.info("ignored an answer to %s, which takes none", call)
+            return
+        limit = self.chat.tree.kernel.limits.tool_output_bytes
+        fresh = rules.answered(part, answer, output_bytes=limit)
+        if fresh is None:
+            log.info("ignored an answer to %s, which has one", call)
+            return
+        if request_id is not None:
+            message = self._into_stream(request_id, fresh, answer)
+        else:
+            message = self._into_message(message, fresh)
+        with self.chat.node.db.transaction():
+            self._arm(message, answer)
+        self.chat.tree.touched()
+        body = msgspec.json.encode(message).decode()
+        blob = Blob(frames.message_updated(body))
+        self.chat.tree.sockets.push_all(self.chat.slot, blob)
+        if request_id is None:
+            self.go_on(connection)
+        else:
+            self._wake(request_id)
+
+    def _may(self, part: Part, answer: ClientAnswer) -> bool:
+        """Whether such an answer is the client's to give: what the server runs is not."""
+        if self.chat.agent._client_runs(tool_name(part) or "") is not False:
+            return True
+        approval = isinstance(answer, client.ToolApproval)
+        return approval and part.get("state") == "approval-requested"
+
+    def _streaming(self, call_id: str) -> tuple[str, Message] | None:
+        """Return the turn that streams the message with this call, and the message."""
+        for request_id in self.chat.turns():
+            message = self.chat.so_far(request_id)
+            if message is not None and rules.call_part(message, call_id) is not None:
+                return request_id, message
+        return None
+
+    def _into_stream(
+        self, request_id: str, fresh: Part, answer: ClientAnswer
+    ) -> Message:
+        chat = self.chat
+        note = self.transcript.noted(request_id)
+        assert note is not None
+        said = chat.tree.streams.open(chat.slot, request_id).committed
+        if note.base is not None and not said:  # it has not begun: this is its start
+            base = rules.replaced(note.base, fresh)
+            self.transcript.note(request_id, msgspec.structs.replace(note, base=base))
+            self.transcript.put([base])
+            return base
+        if isinstance(answer, client.ToolApproval):
+            told = {**note.decided, answer.tool_call_id: answer.approved}
+            note = msgspec.structs.replace(note, decided=told)
+            self.transcript.note(request_id, note)
+        chunk = rules.chunk_of(fresh)
+        if chunk is not None:
+            turn = chat.tree.turns.live.get((chat.slot, request_id))
+            stream = chat.tree.streams.open(chat.slot, request_id)
+            if turn is not None:
+                turn.say(chunk)
+            else:  # it is about to be taken up again
+                stream.stage(msgspec.json.encode(chunk).decode())
+            stream.flush()
+            hears = self.hears.get(request_id)
+            if hears is not None:
+                hears(chunk)
+        message = chat.so_far(request_id)
+        assert message is not None
+        return message
+
+    def _into_message(self, message: Message, fresh: Part) -> Message:
+        gone_on = self.transcript.last_id() != message["id"] or self.chat.turns()
+        if fresh["state"] == "approval-responded" and gone_on:
+            fresh = rules.late(fresh)
+        message = rules.replaced(message, fresh)
+        self.transcript.put([message])
+        return message
+
+    def _arm(self, message: Message, answer: ClientAnswer) -> None:
+        if answer.auto_continue:
+            self.transcript.set_armed(message["id"])
+        tools = getattr(answer, "client_tools", None)
+        if tools is not None and self.transcript.last_id() == message["id"]:
+            context = self.transcript.context
+            fields = {**context.get("fields", {}), "clientTools": tools}
+            self.transcript.set_context({**context, "fields": fields})
+
+    # ---- going on
+
+    def of(self, message: Message) -> list[Part]:
+        """Return the calls of a message that wait."""
+        runs = self.chat.agent._client_runs
+        return rules.waiting(message, lambda name: runs(name) is True)
+
+    def go_on(self, connection: Connection | None = None) -> None:
+        """Owe the turn that goes on in the last message, once nothing of it waits."""
+        armed = self.transcript.armed
+        if armed is None or self.chat.turns():
+            return  # looked at again when that turn ends
+        message = None
+        if self.transcript.last_id() == armed:
+            message = self.transcript.get(armed)
+        if message is not None and self.of(message):
+            return
+        self.transcript.set_armed(None)
+        self.chat.tree.touched()
+        if message is not None:
+            self.chat.go_on_in(message, connection)
+
+    def over(self, message: Message | None, status: str) -> None:
+        """A turn ended: answers that came while it streamed may have been the last."""
+        armed = self.transcript.armed
+        if armed is None:
+            return
+        mine = message is not None and message["id"] == armed
+        if mine and (status != "completed" or not rules.ends_with_calls(message or {})):
+            self.transcript.set_armed(None)  # stopped, or the model has gone on itself
+            self.chat.tree.touched()
+            return
+        self.go_on()
+
+    # ---- a turn of a run
+
+    async def park(self, turn: Turn) -> bool:
+        """Wait until no call of a run's turn waits any more; False: none did."""
+        waited = False
+        while True:
+            message = self.chat.so_far(turn.request_id)
+            calls = [] if message is None else self.of(message)
+            if not calls:
+                break
+            news = self._news.setdefault(turn.request_id, trio.Event())
+            if not waited:
+                self._note(turn, parked=True)
+                await self._tell_parent(calls)
+            waited = turn.parked = True
+            await news.wait()
+        turn.parked = False
+        if waited:
+            await self.chat.agent.report_progress(phase="answered")
+        return waited
+
+    def next_pass(self, turn: Turn) -> None:
+        """Begin the next pass of a run's turn: it goes on in what it has said so far."""
+        stream = self.chat.tree.streams.open(self.chat.slot, turn.request_id)
+        stream.flush()
+        self._note(turn, parked=False, told=stream.committed)
+        self.chat.take_up(turn)
+
+    def begin_approved(self, turn: Turn, call_ids: list[str]) -> set[str]:
+        """Store that approved calls are about to run; return those that may have run."""
+        note = self.transcript.noted(turn.request_id)
+        before = set() if note is None else set(note.begun)
+        self._note(turn, begun=sorted(before | set(call_ids)))
+        return before
+
+    def _note(self, turn: Turn, **fields: Any) -> None:
+        note = self.transcript.noted(turn.request_id)
+        if note is not None:
+            note = msgspec.structs.replace(note, **fields)
+            self.transcript.note(turn.request_id, note)
+            self.chat.tree.touched()
+
+    async def _tell_parent(self, calls: list[Part]) -> None:
+        told = [
+            {
+                "toolCallId": part["toolCallId"],
+                "toolName": tool_name(part),
+                "state": part["state"],
+            }
+            for part in calls[:_SHOWN]
+        ]
+        await self.chat.agent.report_progress(
+            phase="waiting", message="waits for an answer", data={"calls": told}
+        )
+
+    def _wake(self, request_id: str) -> None:
+        news = self._news.pop(request_id, None)
+        if news is not None:
+            news.set()
+
+    def forget(self, request_id: str) -> None:
+        """A turn is over: nothing is kept for it."""
+        self.hears.pop(request_id, None)
+        self._news.pop(request_id, None)
