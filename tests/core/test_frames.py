@@ -47,6 +47,10 @@ def test_the_bytes_of_the_frames_of_a_run() -> None:
         '{"type":"agent-tool-event","sequence":4,"event":'
         '{"kind":"finished","runId":"r1","summary":"ok"}}'
     )
+    assert frames.cleared(ended("completed")) == (
+        '{"type":"agent-tool-event","sequence":5,"event":'
+        '{"kind":"cleared","runIds":["r1"]}}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,8 @@ def test_a_client_folds_our_frames_into_the_run() -> None:
     run = state.runs_by_id["r1"]
     assert (run["status"], run["summary"], run["order"]) == ("completed", "Hi", 2)
     assert run["parts"][0]["text"] == "Hi"
+    state = apply_agent_tool_event(state, json.loads(frames.cleared(done)))
+    assert state.runs_by_id == {}
 
 
 @pytest.mark.parametrize(

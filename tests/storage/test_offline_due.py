@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from culet.kernel import Agent, Retry, Schedule, open_kernel
+from culet.kernel.testing import open_test_kernel
 from culet.web.__main__ import main
 
 
@@ -27,6 +28,9 @@ class Top(Agent):
         await self.schedule(1e7, "tick", "not in that time")
         slow = Retry(max_attempts=9, base_delay=2000, max_delay=2000)
         await self.schedule(0, "fail", retry=slow)
+
+    async def later(self) -> None:
+        await self.schedule(3000, "tick")
 
     async def settled(self) -> bool:
         return any(s.attempts and s.error for s in self.schedules.list())
@@ -99,6 +103,27 @@ def test_people_are_told_line_by_line_and_no_name_colours_their_screen(
     assert "tick (once), paused" in told[1]
     assert "fail (once), again after try 1: ValueError: bad\\u000anews" in told[2]
     assert lines(capsys, "tree", str(folder), "--due", "5m") == []
+
+
+@pytest.mark.unsound("no kernel writes such a time, and no slot was set for it")
+def test_an_instant_that_no_calendar_has_is_told_as_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def work() -> None:
+        async with open_test_kernel(roots=[Top], storage=f"sqlite:{tmp_path}") as test:
+            root: Any = await test.kernel.get_agent(Top, "a")
+            await root.later()
+            tree = test.tree("Top", "a")
+            assert tree is not None
+            with tree.transaction():
+                tree.db.execute("UPDATE job SET due_at = ?", (-(1 << 60),))
+            await tree.durable()
+            await test.crash()
+
+    trio.run(work)
+
+    (told,) = lines(capsys, "tree", str(tmp_path), "--due", "1h")
+    assert told == f"{-(1 << 60)}  Top/a  tick (once), asked for now"
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1w", "1e3h", "9999999d"])

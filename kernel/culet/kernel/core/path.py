@@ -60,10 +60,6 @@ class ParsedPath(NamedTuple):
         """What is addressed below the root."""
         return PathBelow(self.hops, self.leaf_path)
 
-    def tail(self, hop: int) -> str:
-        """Return the path from a hop on (0: the first), still encoded."""
-        return self.below.tail(hop)
-
 
 class PathBelow(NamedTuple):
     """What a path addresses below an agent; without hops that agent itself."""
