@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from culet.kernel.core.path import build_agent_path, build_agent_url, parse_agent_path
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culet.kernel.core.path import (
+    build_agent_path,
+    build_agent_url,
+    parse_agent_path,
+    path_text,
+)
 from culet.kernel.errors import UsageError
 
 
@@ -48,3 +57,17 @@ def test_bytes_that_are_no_text_are_a_mistake_of_the_client(segment: str) -> Non
         parse_agent_path(f"/agents/a/{segment}", ["A"])
     with pytest.raises(UsageError, match="UTF-8"):
         parse_agent_path(f"/agents/a/x/sub/a/{segment}", ["A"])
+
+
+NAMES = st.text(st.sampled_from("a/%\x1b\n 2F\u2028é"), min_size=1, max_size=5)
+STEPS = st.lists(st.tuples(st.sampled_from(["A", "B"]), NAMES), max_size=3)
+
+
+@given(STEPS, STEPS)
+def test_two_paths_never_read_the_same(one: list[Any], other: list[Any]) -> None:
+    assert (path_text(one) == path_text(other)) == (one == other)
+
+
+def test_a_path_for_people_is_a_line_of_names_as_they_are() -> None:
+    steps = [("Shop", "é b"), ("Cart", "a/b%2F\x1b[31m")]
+    assert path_text(steps) == "Shop/é b/Cart/a%2Fb%252F%1B[31m"
