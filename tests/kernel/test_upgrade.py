@@ -151,7 +151,7 @@ class Top(Old):
 
     async def ask(self, cls: str, run_id: str, seconds: float) -> list[Any]:
         run = await self.run_agent_tool(CLASSES[cls], seconds, run_id=run_id)
-        return [run.agent_type, run.status, run.summary or run.reason]
+        return [run.agent_type, run.status, run.reason or run.summary]
 
     async def up(self, old: str, name: str, new: str) -> None:
         to = {**CLASSES, "RootOnly": RootOnly}[new]
