@@ -169,7 +169,7 @@ def _the_end_comes_before_what_is_staged(patch: Patch) -> None:
 
 
 def _an_end_forgets_what_it_waited_for(patch: Patch) -> None:
-    patch.setattr(Endings, "_asked_by", lambda _endings, _subject: [])
+    patch.setattr(Endings, "asked_by", lambda _endings, _subject: [])
 
 
 def _progress_does_not_count(patch: Patch) -> None:
