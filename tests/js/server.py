@@ -19,7 +19,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 from quart import websocket
 
-from culet.adapters import AIChatAgent
+from culet.adapters import AIChatAgent, ScriptedModel, Think, tool
+from culet.adapters.model import ModelRequest, ToolCall
 from culet.kernel import Agent, Final, Turn, open_kernel, rpc
 from culet.web import create_app, route_sub_agent_socket, serve
 from culet.web.demo.agents import demo_classes
@@ -55,6 +56,42 @@ class Worker(Agent):
             await trio.sleep(PACE_S)
             yield {"type": "text-delta", "id": "t", "delta": f"d{i} "}
         yield {"type": "text-end", "id": "t"}
+
+
+class Clerk(Think):
+    """Asks for what it is told to, `name …` a call, then says how often it has paid."""
+
+    initial_state = {"paid": 0}
+
+    def get_model(self) -> Any:
+        return ScriptedModel(self.play, pace_s=PACE_S)
+
+    def play(self, request: ModelRequest) -> list[Any]:
+        if request.messages[-1].role == "user":
+            names = request.messages[-1].content.split()
+            stamp = len(request.messages)
+            return [
+                ToolCall(id=f"call-{stamp}-{i}", name=name, input={})
+                for i, name in enumerate(names)
+            ]
+        results = [m.content for m in request.messages if m.role == "tool"]
+        words = f"paid {self.state['paid']} times; {'; '.join(results)}".split(" ")
+        return [word if i == 0 else f" {word}" for i, word in enumerate(words)]
+
+    def get_tools(self) -> dict[str, Any]:
+        return {
+            "pay": tool(self.pay, needs_approval=True),
+            "where": tool(self.where, client=True),
+        }
+
+    async def pay(self) -> str:
+        """Pay."""
+        self.set_state({"paid": self.state["paid"] + 1})
+        return "paid"
+
+    async def where(self) -> str:
+        """Tell where the person is."""
+        raise NotImplementedError
 
 
 class Note(Agent):
@@ -95,7 +132,7 @@ class Supervisor(Agent):
 
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
-    roots: list[type[Agent]] = [Supervisor, ChatBot]
+    roots: list[type[Agent]] = [Supervisor, ChatBot, Clerk]
     facets: list[type[Agent]] = [Worker, Note]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)

@@ -71,6 +71,13 @@ def test_the_published_clients_work_with_the_gateway(url: str) -> None:
     run_node("clients.test.mjs", CULET_URL=url)
 
 
+@needs_packages
+@pytest.mark.slow
+@pytest.mark.rule("C-070", "C-072")
+def test_the_published_client_runs_tools_and_approves_calls(url: str) -> None:
+    run_node("tools.test.mjs", CULET_URL=url)
+
+
 @needs_browser
 @pytest.mark.slow
 def test_the_page_in_a_browser(url: str) -> None:
