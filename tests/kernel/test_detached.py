@@ -68,6 +68,15 @@ class Looks(Owner):
             )
 
 
+class Slow(Owner):
+    """Its callback takes two seconds."""
+
+    async def delivered(self, run: AgentToolRun) -> None:
+        await super().delivered(run)
+        await trio.sleep(2)
+        HEARD.append(("over", run.run_id))
+
+
 class Deaf(Kid):
     """Will not stop until it is let go."""
 
@@ -439,6 +448,25 @@ async def test_an_owner_that_sleeps_after_a_crash_is_woken_to_hear(
         HEARD.clear()
         await test.advance(30)
         assert heard("delivered") == [("delivered", "r", "completed")]
+
+
+@pytest.mark.rule("T-175", "T-210")
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_death_in_the_callback_or_after_it_calls_it_once_more_at_most(
+    over: bool, clock: object
+) -> None:
+    async with opened(Slow) as test:
+        me = await top(test, Slow)
+        await me.run_agent_tool(Worker, [["sleep", 5]], run_id="r", detached=FINISH)
+        await test.advance(9 if over else 6)
+        assert heard("delivered") == [("delivered", "r", "completed")]
+        await tree_of(test, "Slow").durable()
+        await test.crash()
+        await test.reopen()
+        await test.advance(30)
+        assert len(heard("delivered")) == (1 if over else 2)
+        assert heard("over") == [("over", "r")]
+        assert owed(test, root="Slow") == []
 
 
 async def test_a_deleted_owner_hears_nothing_and_owes_nothing(clock: object) -> None:
