@@ -297,6 +297,23 @@ async def test_a_call_that_kills_the_process_takes_no_neighbour_with_it(
         assert (dead.dead, dead.error) == (True, "the process ended each time")
 
 
+@pytest.mark.rule("F-317", "F-318")
+@pytest.mark.parametrize("tried", [0, 1])
+async def test_what_was_tried_before_is_taken_alone(tried: int, clock: object) -> None:
+    async with opened() as test:
+        kid = await kid_of(test)
+        made = await kid.schedules.many([Due(10, "slow", 5) for _ in range(3)])
+        tree = tree_of(test)
+        with tree.transaction():
+            sql = "UPDATE job SET attempts = 1 WHERE id = ?"
+            tree.db.execute(sql, (int(made[tried].id),))
+        await test.advance(12)
+        held = rows(tree, "SELECT id FROM job WHERE held IS NOT NULL")
+        assert held == [(int(made[0].id),)]
+        await test.advance(20)
+        assert said() == ["in", "out"] * 3
+
+
 @pytest.mark.rule("I-36")
 async def test_what_waits_behind_a_slow_call_keeps_its_order_and_its_tries(
     clock: object,
