@@ -739,15 +739,18 @@ async def test_a_fiber_in_time_leaves_no_alarm(clock: object) -> None:
 async def test_a_deadline_holds_over_a_crash(down_s: int, clock: object) -> None:
     async with opened() as test:
         kid = await kid_of(test)
-        await kid.stay("slow", fiber_id="f", deadline_s=30)
+        for n in range(8):
+            await kid.stay("slow", fiber_id=f"f{n}", deadline_s=30)
         await tree_of(test).durable()
         await test.crash()
+        NOTES.clear()
         test.clock.jump(down_s)
         await test.reopen()
         await test.advance(5)
-        assert len(TOLD) == (1 if down_s < 30 else 0), "no hook for one that is late"
+        assert len(TOLD) == (8 if down_s < 30 else 0), "no hook for one that is late"
+        assert ("start k" in NOTES) == (down_s < 30), "nor is its agent woken"
         await test.advance(30)
-        assert stored(test) == [("slow", "error", "deadline")]
+        assert stored(test) == [("slow", "error", "deadline")] * 8
         assert owed(test) == []
 
 
@@ -826,11 +829,13 @@ async def test_reports_are_stored_now_and_then_and_the_complete_one_always(
                 await kid.report_progress(fraction=n / 1000)
                 await trio.sleep(0.01)
             commits.append(tree_of(test).store.commits - before)
+            await trio.sleep(1)
+            await kid.report_progress(fraction=0.9)  # stored, so the next is too soon
             await kid.report_progress(fraction=1)
             await trio.sleep_forever()
 
         await kid.fibers.start("f", fn, fiber_id="f")
-        await test.advance(2)
+        await test.advance(3)
         assert 4 <= commits[0] <= 6
         row = tree_of(test).fibers.rows.get(kid._node.slot, "f", None)
         assert row.progress == FiberProgress(fraction=1)
