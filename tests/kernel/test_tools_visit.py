@@ -9,14 +9,11 @@ import pytest
 import trio
 
 from adapters.peer import connected, user
-from culet.adapters import AIChatAgent, ScriptedModel, Think, tool
-from culet.adapters.model import ToolCall
+from culet.adapters import AIChatAgent
 from culet.kernel import ChildRef, Chunk, Request, Response, Turn
-from culet.kernel.testing import open_test_kernel
 from kernel.agents import agent_at, rows, tree_of
 from kernel.peers import come
 from kernel.toolkit import (
-    Frail,
     Kid,
     Top,
     ask,
@@ -170,27 +167,3 @@ async def test_a_visitor_that_leaves_changes_nothing(clock: object) -> None:
             async with connected(test.kernel, HERE, ("Talks", "r")) as visitor:
                 visitor.leave()
         assert results[0].summary == "on topic, done"
-
-
-@pytest.mark.rule("T-248", "T-156")
-@pytest.mark.parametrize("asks", [{"needs_approval": True}, {"client": True}])
-async def test_a_run_that_would_have_to_ask_a_person_fails_and_says_so(
-    asks: Any, clock: object
-) -> None:
-    async def pay(amount: int) -> str:
-        """Pay."""
-        return "paid"
-
-    class Asks(Think):
-        model = ScriptedModel(
-            [["I pay. ", ToolCall(id="c", name="pay", input={"amount": 1})]]
-        )
-
-        def get_tools(self) -> dict[str, Any]:
-            return {"pay": tool(pay, **asks)}
-
-    async with open_test_kernel(roots=[Top], facets=[Asks, Frail]) as test:
-        me = await top(test)
-        run = await me.run_agent_tool(Asks, "go", run_id="r")
-        assert (run.status, run.summary) == ("error", "I pay. ")
-        assert run.error == "pay waits for an answer that nobody gives to a run"

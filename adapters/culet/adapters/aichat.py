@@ -304,11 +304,6 @@ class AIChatAgent(Agent):
         if turn.summary is None:
             value = self.get_agent_tool_summary(run_id, turn.output)
             turn.summary = await _value(value)
-        message = self._chat.transcript.get(rules.reply_id(run_id))
-        asks = None if message is None else rules.unanswered(message)
-        if asks is not None:  # there is nobody to ask: it fails, and says why
-            text = f"{asks} waits for an answer that nobody gives to a run"
-            turn.say({"type": "error", "errorText": text})
 
     # ---- the kernel's extension points
 

@@ -98,16 +98,6 @@ def input_text(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def unanswered(message: Message) -> str | None:
-    """Return the name of a tool whose call a client or a person has to answer."""
-    for part in message["parts"]:
-        kind = part.get("type", "")
-        asked = part.get("state") in ("input-available", "approval-requested")
-        if asked and (kind == "dynamic-tool" or kind.startswith("tool-")):
-            return str(part.get("toolName") or kind.removeprefix("tool-"))
-    return None
-
-
 def assistant_message(
     message_id: str,
     chunks: Iterable[Mapping[str, Any]],

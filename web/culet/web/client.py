@@ -26,6 +26,7 @@ from culet.kernel.errors import CallFailed, Refused, UsageError
 from . import client_events as told
 from .client_answer import Answer
 from .client_calls import CallStream, encoded
+from .client_chat import approval_frame, result_frame, waiting_calls
 from .client_events import Events
 from .client_line import Line
 from .client_mirror import Mirror
@@ -277,6 +278,37 @@ class RemoteAgent:
     def follow(self, request_id: str) -> Answer | None:
         """Return the answer of a turn that is under way, from its first chunk on."""
         return self._chat.follow(request_id)
+
+    @property
+    def waiting_calls(self) -> list[Json]:
+        """The tool calls of the last message that wait: message parts.
+
+        One that is `input-available` wants a result, one that is `approval-requested` a
+        yes or no. While a turn streams, the server may be about to run it itself.
+        """
+        return waiting_calls(self.messages)
+
+    async def answer_call(
+        self,
+        tool_call_id: str,
+        output: Any = None,
+        *,
+        error: str | None = None,
+        go_on: bool = True,
+    ) -> None:
+        """Give a tool call its result, or the error that it ended in.
+
+        The first answer of any client stands, a later one changes nothing. The turn goes
+        on when no call of the message waits any more, unless `go_on` is False.
+        """
+        frame = result_frame(tool_call_id, output, error, go_on=go_on)
+        await self.send(frame)
+
+    async def approve_call(
+        self, tool_call_id: str, approved: bool = True, *, go_on: bool = True
+    ) -> None:
+        """Say whether a tool call may run; the first word of any client stands."""
+        await self.send(approval_frame(tool_call_id, approved=approved, go_on=go_on))
 
     async def stop(self, request_id: str | None = None) -> None:
         """Stop a turn; without an id all that are under way."""

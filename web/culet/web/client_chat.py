@@ -19,7 +19,28 @@ from .client_line import Line
 from .client_transcript import Fold, Transcript
 
 Json = dict[str, Any]
+_ASKING: Final = frozenset(("input-available", "approval-requested"))
 OUTCOMES: Final = frozenset(("completed", "aborted", "error", "skipped"))
+
+
+def waiting_calls(messages: list[Json]) -> list[Json]:
+    """Return the parts of the last message that wait for a client or a person."""
+    last = messages[-1]["parts"] if messages else []
+    return [p for p in last if "toolCallId" in p and p.get("state") in _ASKING]
+
+
+def result_frame(call_id: str, output: Any, error: str | None, *, go_on: bool) -> Json:
+    """Return the frame that gives a tool call its result, or the error it ended in."""
+    told = {"output": output} if error is None else {"errorText": error}
+    state = "output-available" if error is None else "output-error"
+    frame = {"type": "cf_agent_tool_result", "toolCallId": call_id, "toolName": ""}
+    return {**frame, "state": state, **told, "autoContinue": go_on}
+
+
+def approval_frame(call_id: str, *, approved: bool, go_on: bool) -> Json:
+    """Return the frame that says whether a tool call may run."""
+    frame = {"type": "cf_agent_tool_approval", "toolCallId": call_id}
+    return {**frame, "approved": approved, "autoContinue": go_on}
 
 
 @final
