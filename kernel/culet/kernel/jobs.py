@@ -23,10 +23,10 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import msgspec
 import trio
@@ -37,18 +37,21 @@ from .core import job as core
 from .core.job import UNREADABLE
 from .errors import Deleted, FacetAborted, StorageBusy, StorageError, UsageError
 from .events import CHANNEL_OF, Owed
+from .jobrows import COLUMNS, retry_of
+from .jobrows import Hopeless as Hopeless
+from .jobrows import JobRow as JobRow
+from .jobrows import Kind as Kind
+from .jobrows import StartFailed as StartFailed
+from .jobrows import Taken as Taken
 
 if TYPE_CHECKING:
     from .tree import Tree
 
 log = logging.getLogger("culet.kernel")
 LaneKey = tuple[str, str]
+_INSTANT_MAX: Final = 1 << 62
 _STALE_HEADS: Final = 64  # in the heap, beside one for each lane: then it is made anew
 
-COLUMNS: Final = (
-    "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
-    " begun, held, paused, dead, error, snapshot, created_at"
-)
 _FREE: Final = "held IS NULL AND dead = 0 AND paused = 0"
 _HEAD: Final = (
     f"SELECT due_at, id FROM job WHERE owner = ? AND lane = ? AND {_FREE}"
@@ -90,109 +93,6 @@ _INSERT: Final = (
     " attempts, begun, held, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
     " RETURNING id"
 )
-
-
-class JobRow(NamedTuple):
-    """A job as stored; see the schema for its columns."""
-
-    id: int
-    owner: str
-    kind: str
-    what: str
-    payload: str | None
-    every: str | None
-    at: int
-    due_at: int
-    lane: str
-    key: str | None
-    retry: str | None
-    attempts: int
-    begun: int
-    held: int | None
-    paused: int
-    dead: int
-    error: str | None
-    snapshot: str | None
-    created_at: int
-
-
-@final
-class Taken:
-    """A job in the hands of its worker."""
-
-    __slots__ = (
-        "again",
-        "attempts",
-        "began",
-        "begun_before",
-        "over",
-        "row",
-        "take",
-        "token",
-    )
-
-    def __init__(self, row: JobRow, take: int, *, begun_before: bool) -> None:
-        self.row, self.take, self.begun_before = row, take, begun_before
-        self.token = object()  # of the lane that its worker keeps busy
-        self.attempts = row.attempts  # without progress
-        self.began = row.due_at  # ms: when its worker came to it
-        self.over = False  # booked: the row does not carry this take any more
-        self.again = False  # it failed, and backs off
-
-    @property
-    def payload(self) -> Any:
-        """The decoded payload; None when there is none."""
-        return (
-            None if self.row.payload is None else msgspec.json.decode(self.row.payload)
-        )
-
-    @property
-    def snapshot(self) -> Any:
-        """The last stash; None when there is none, or none that can be read."""
-        text = self.row.snapshot
-        if text is None:
-            return None
-        try:
-            return msgspec.json.decode(text)
-        except UNREADABLE as error:
-            log.warning("the stash of %r cannot be read: %s", self.row.what, error)
-            return None
-
-
-class Kind(NamedTuple):
-    """What the tree does with one kind of job.
-
-    `run` returns True when the job is over in the ordinary way, False when it has
-    settled its row itself. `exhausted` is called instead when attempts are used up;
-    `gave_up` hears of that, and `crowded` of many that are due at once: (owner, method,
-    how many at least).
-    """
-
-    run: Callable[[Taken], Awaitable[bool]]
-    exhausted: Callable[[Taken, str], None] | None = None
-    deadline: bool = True
-    batch: bool = False
-    gave_up: Callable[[Taken, BaseException], None] | None = None
-    crowded: Callable[[str, str, int], None] | None = None
-
-
-class Hopeless(UsageError):
-    """No further try in this life can do better: a method that the class has not."""
-
-
-_INSTANT_MAX: Final = 1 << 62
-
-
-def _retry_of(row: JobRow) -> core.Retry | None:
-    """Return the policy of a job; None, the default, also where it cannot be read."""
-    try:
-        return None if row.retry is None else core.decode_retry(row.retry)
-    except UNREADABLE:
-        return None
-
-
-class StartFailed(Exception):
-    """The owner could not be started; its `begun` mark is taken back."""
 
 
 @final
@@ -597,7 +497,7 @@ class Jobs:
                 self._done(taken)
 
     def _attempt_limit(self, taken: Taken) -> int:
-        retry = _retry_of(taken.row)
+        retry = retry_of(taken.row)
         return self.tree.kernel.limits.attempts if retry is None else retry.max_attempts
 
     def _verdict(self, taken: Taken, limit: int) -> core.Verdict:
@@ -685,7 +585,7 @@ class Jobs:
         if over or isinstance(error, Hopeless):
             self._end(taken, text, error, over=over)
             return
-        due_at = self._back_off(taken, _retry_of(row) if started else None)
+        due_at = self._back_off(taken, retry_of(row) if started else None)
         if row.every is not None and row.due_at >= row.at:
             due_at = max(due_at, row.at)  # the clock went back: only who asks is early
         with self.tree.transaction():
@@ -797,7 +697,7 @@ class Jobs:
                 taken = Taken(row, row.held, begun_before=bool(row.begun))
                 self.db.execute(
                     "UPDATE job SET held = NULL, due_at = ? WHERE id = ?",
-                    (max(row.due_at, self._back_off(taken, _retry_of(row))), job_id),
+                    (max(row.due_at, self._back_off(taken, retry_of(row))), job_id),
                 )
 
     def held_by(self, slot: str) -> list[int]:

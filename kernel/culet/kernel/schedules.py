@@ -15,7 +15,7 @@ from .core.upcoming import OWED_COLUMNS, OwedRow, Upcoming, explain
 from .endings import BELOW
 from .errors import CapacityError, FacetBroken, UsageError
 from .events import CHANNEL_OF, Crowd, Owed
-from .jobs import COLUMNS, Hopeless, JobRow, Kind, StartFailed, Taken
+from .jobrows import COLUMNS, Hopeless, JobRow, Kind, StartFailed, Taken
 from .node import Ambient, Node, State, starting
 from .plans import Due, Plan, instant, plan, plan_interval, plan_now
 
