@@ -84,6 +84,20 @@ class Forgetful(Counted):
         self.sql("DELETE FROM said")
 
 
+class Again(Forgetful):
+    """Says that it may be started again."""
+
+    resumable = True
+
+
+class Stuck(CancelBlocks):
+    """Says nonsense, and does not hear."""
+
+    def say(self, run_id: str, n: int, word: str) -> None:
+        self.sql("INSERT INTO said VALUES (?, ?, '7')", run_id, n)
+        self.tell()
+
+
 class Silent(Counted):
     """Its tail never says that the run is over."""
 
@@ -204,7 +218,7 @@ KINDS: dict[str, type[Agent]] = {
     c.__name__: c
     for c in (
         ChatBase, Counted, Forgetful, Silent, Twice, BreaksOff, Hanging, Ends, NoTail,
-        FailsInBand, Nonsense, Breaks, CancelBlocks, GapInChunks, LosesTheErrorText,
+        Again, Stuck, FailsInBand, Nonsense, Breaks, CancelBlocks, GapInChunks, LosesTheErrorText,
         ReportsInterrupted, TerminalWithoutCompletedAt,
     )
 }  # fmt: skip
@@ -412,6 +426,21 @@ async def test_what_cannot_be_a_chunk_ends_the_run_and_the_child_hears_of_it(
         assert child.look("r").over
 
 
+async def test_a_child_that_is_given_up_and_does_not_hear_it_is_let_alone(
+    clock: object,
+) -> None:
+    async with kernel() as test:
+        text = prompt("one wait:door")
+        run = await (await parent(test)).ask("Stuck", "r", text)
+        assert run.status == "error"
+        node = node_at(test, ("Stuck", "r"))
+        await settle()
+        assert node.calls  # it is being told
+        await test.advance(6)
+        assert not node.calls
+        STAGE.open(text)
+
+
 async def later(text: str) -> None:
     await trio.sleep(1)
     STAGE.gate(text, "wait:x").open()
@@ -519,6 +548,30 @@ async def test_a_child_that_forgot_its_run_is_not_started_again(clock: object) -
         run = await (await parent(test)).ask("Forgetful", "r", text)
         assert (run.status, run.reason) == ("interrupted", "not-started")
         assert Counted.asked == ["start"]
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "starts"),
+    [
+        ("wait:door one two", ("completed", None), 2),
+        ("one wait:door two", ("interrupted", "not-started"), 1),
+    ],
+)
+async def test_a_child_that_may_be_started_again_is_if_nothing_of_it_is_stored(
+    text: str, end: tuple[str, str | None], starts: int, clock: object
+) -> None:
+    async with kernel() as test:
+        top = await parent(test)
+        text = prompt(text)
+        await top.dispatch("Again", "r", text)
+        await STAGE.reached(text)
+        await test.advance(1)
+        await test.crash()
+        await test.reopen()
+        STAGE.open(text)
+        run = await (await parent(test)).ask("Again", "r", text)
+        assert (run.status, run.reason) == end
+        assert Counted.asked.count("start") == starts
 
 
 async def test_a_crash_at_any_commit_or_record_leaves_no_gap_and_no_double(
