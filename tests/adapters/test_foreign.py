@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, ClassVar
 
 import agents
@@ -30,10 +31,13 @@ from culet.adapters.foreign import (
     ForeignAgent,
     ForeignCancelled,
     Result,
+    _limiter,
     in_asyncio,
 )
 from culet.adapters.openai_agents import OpenAIAgent
+from culet.adapters.openai_agents import _play as openai_play
 from culet.adapters.pydantic_ai import PydanticAgent
+from culet.adapters.pydantic_ai import _play as pydantic_play
 from culet.kernel import Agent, AgentToolRun, Chunk, Turn
 from culet.kernel.errors import FacetAborted, FacetBroken
 from culet.kernel.testing import open_test_kernel
@@ -218,6 +222,19 @@ async def test_a_question_of_dying_code_is_refused() -> None:
     assert told != []
 
 
+async def test_who_leaves_at_once_has_begun_nothing_that_stays() -> None:
+    async def for_ever(bridge: Bridge) -> AsyncIterator[int]:
+        await asyncio.sleep(3600)
+        yield 1
+
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(5):
+            async with in_asyncio(for_ever):
+                pass
+            assert threads() == []
+    assert _limiter().borrowed_tokens == 0
+
+
 # ---- an agent of one's own
 
 
@@ -295,13 +312,73 @@ TestPydantic = adapter_contract(
 TestOpenAI = adapter_contract(lambda: OpenAI, examples=4, real_time=True)
 
 
+# ---- what is written is on the disk before the world is touched
+
+
+async def syncs(player: Any) -> int:
+    """Play it; return how often it waited for the disk."""
+    count = 0
+
+    async def durable() -> None:
+        nonlocal count
+        count += 1
+        await trio.sleep(0)
+
+    await taken(player, durable=durable)
+    return count
+
+
+async def test_pydantic_ai_waits_before_each_request_and_each_tool() -> None:
+    agent: Any = pydantic_ai.Agent(TestModel())
+
+    @agent.tool_plain
+    def look(where: str) -> str:
+        return where
+
+    player = partial(pydantic_play, agent, "look", {})
+    assert await syncs(player) == 3  # a request, the tool, a request
+
+
+async def test_openai_agents_waits_before_each_request() -> None:
+    agent: Any = agents.Agent(name="fake", model=Performing())
+    assert await syncs(partial(openai_play, agent, "#disk one", {})) == 1
+
+
+class Writes(ForeignAgent):
+    """Looks from its player whether something is not on the disk yet."""
+
+    dirty: ClassVar[list[bool]] = []
+
+    async def on_start(self, props: Any = None) -> None:
+        self.sql("CREATE TABLE IF NOT EXISTS note (text TEXT)")
+
+    def get_player(self, turn: Turn) -> Any:
+        store = self._node.tree.store
+
+        async def play(bridge: Bridge) -> AsyncIterator[Chunk]:
+            self.dirty.append(store.dirty)
+            yield {"type": "text-delta", "id": "t", "delta": "x"}
+
+        return play
+
+
+async def test_a_player_begins_when_what_its_agent_wrote_is_durable() -> None:
+    class Asker(Agent):
+        async def ask(self) -> str:
+            return (await self.run_agent_tool(Writes, "", run_id="r")).status
+
+    with trio.fail_after(PATIENCE_S):
+        async with open_test_kernel(roots=[Asker], facets=[Writes]) as test:
+            asker = await test.kernel.get_agent(Asker, "a")
+            assert await asker.ask() == "completed"
+    assert Writes.dirty == [False]
+
+
 # ---- tools of a framework, and what they see of the agent
 
 
 class Ledger(PydanticAgent):
     """Its tool writes a row of the agent's, from the other thread."""
-
-    durable_at: ClassVar[list[int]] = []
 
     async def on_start(self, props: Any = None) -> None:
         self.sql("CREATE TABLE IF NOT EXISTS note (text TEXT)")
