@@ -27,6 +27,7 @@ _TAKES_RESULT: Final = frozenset(
     {"input-available", "approval-requested", "approval-responded"}
 )
 _TAKES_APPROVAL: Final = frozenset({"input-available", "approval-requested"})
+UNKNOWN: Final = "this agent has not asked for this call"
 TOO_LATE: Final = "approved too late: the conversation had gone on, nothing was done"
 
 
@@ -79,6 +80,30 @@ def chunk_of(part: Part) -> dict[str, Any] | None:
         case "output-denied":
             return {"type": "tool-output-denied", **call}
     return None
+
+
+def from_client(given: Message, stored: Message | None) -> Message:
+    """Return a message that a client has set, without what only the agent may say.
+
+    A call is asked for by the agent and moved on by answers: one that is stored stays
+    as it is stored, another cannot wait for anything and so is never carried out.
+    """
+    if given["role"] != "assistant":
+        return given
+    known = {p["toolCallId"]: p for p in (stored or {}).get("parts", ()) if _is_call(p)}
+    return {**given, "parts": [_honest(part, known) for part in given["parts"]]}
+
+
+def _is_call(part: Part) -> bool:
+    return isinstance(part.get("toolCallId"), str)
+
+
+def _honest(part: Part, known: dict[str, Part]) -> Part:
+    if not _is_call(part):
+        return part
+    if part["toolCallId"] in known:
+        return known[part["toolCallId"]]
+    return _failed(part, UNKNOWN) if part.get("state") in _TAKES_RESULT else part
 
 
 def replaced(message: Message, part: Part) -> Message:

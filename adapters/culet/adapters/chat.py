@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from culet.adapters import messages as rules
+from culet.adapters.approvals import from_client
 from culet.adapters.messages import Message
 from culet.adapters.resume import Offers
 from culet.adapters.transcript import Note, Transcript
@@ -90,6 +91,7 @@ class Chat:
             return
         roles = self.transcript.roles()
         merged = rules.merge(roles, frame.messages)
+        merged = merged._replace(put=self._honest(merged.put))
         try:
             self._check_room(roles, merged.put, len(merged.delete))
         except CapacityError as error:
@@ -223,13 +225,20 @@ class Chat:
     def add(
         self, messages: Sequence[Message], *, without: Connection | None = None
     ) -> None:
-        """Upsert messages by id and tell the clients."""
+        """Upsert messages by id and tell the clients, but the one that has set them."""
         self.node.check()
+        if without is not None:
+            messages = self._honest(messages)
         self._check_room(self.transcript.roles(), messages, 0)
         with self.node.db.transaction():
             self.transcript.put(messages)
         self.tree.touched()
         self.tell(without=without)
+
+    def _honest(self, messages: Sequence[Message]) -> list[Message]:
+        """Return what a client has sent without calls that nobody has asked for."""
+        get = self.transcript.get
+        return [from_client(m, get(m["id"])) for m in messages]
 
     def _check_room(
         self, roles: Mapping[str, str], put: Sequence[Message], fewer: int
