@@ -18,7 +18,7 @@ from culet.kernel import (
     rpc,
 )
 from culet.kernel.testing import Harness, open_test_kernel
-from kernel.agents import agent_at, settle
+from kernel.agents import agent_at, node_at, settle
 from kernel.peers import RecordingPeer, come, connect
 
 ROOT = ("Top", "a")
@@ -494,3 +494,30 @@ async def test_a_broadcast_stays_at_its_depth_and_leaves_out_whom_it_names(
         assert at_kid.out[seen[0] :] == []
         assert first.out[seen[1] :] == ["one", "three"]
         assert second.out[seen[2] :] == ["one", "two", "three"]
+
+
+@pytest.mark.rule("F-225")
+async def test_who_comes_and_goes_is_told_of_the_facet_not_of_the_root(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        await start(test)
+        told: list[tuple[str, str, Any]] = []
+
+        def listen(channel: str, _tree: Any, subject: Any, detail: Any) -> None:
+            told.append((channel, subject, detail))
+
+        for channel in ("connect", "disconnect"):
+            test.kernel.subscribe(channel, listen)
+        client = await connect(test, ROOT, KID, label="x")
+        assert client.connection is not None
+        client.connection.closed(4001, "tired", was_clean=True)
+        slot = node_at(test, KID).slot
+        assert told == [
+            ("connect", slot, {"connectionId": "x"}),
+            (
+                "disconnect",
+                slot,
+                {"connectionId": "x", "code": 4001, "reason": "tired"},
+            ),
+        ]

@@ -181,7 +181,7 @@ def class_of(test: Harness, name: str = "k") -> list[Any]:
 # ---- what goes on
 
 
-@pytest.mark.rule("F-402", "F-403", "F-405", "F-406")
+@pytest.mark.rule("F-398", "F-402", "F-403", "F-405", "F-406")
 async def test_storage_schedules_and_stubs_go_on_in_the_new_class(
     clock: object,
 ) -> None:
