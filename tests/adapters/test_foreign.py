@@ -354,6 +354,7 @@ class Writes(ForeignAgent):
 
     def get_player(self, turn: Turn) -> Any:
         store = self._node.tree.store
+        self.sql("INSERT INTO note VALUES ('about to begin')")
 
         async def play(bridge: Bridge) -> AsyncIterator[Chunk]:
             self.dirty.append(store.dirty)

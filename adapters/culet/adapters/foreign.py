@@ -274,8 +274,9 @@ class ForeignAgent(Agent):
 
     async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
         """Play the turn; what the agent has written is durable before it begins."""
+        player = self.get_player(turn)
         await self.durable()
-        async with in_asyncio(self.get_player(turn), durable=self.durable) as items:
+        async with in_asyncio(player, durable=self.durable) as items:
             async for item in items:
                 if isinstance(item, Result):
                     turn.output, turn.summary, turn.usage = item
