@@ -732,6 +732,28 @@ async def test_budget_and_silence_of_a_run_count_only_while_nobody_is_asked(
         assert (run.status, run.reason) == end
 
 
+@pytest.mark.rule("C-051")
+async def test_a_budget_that_passes_while_the_process_is_down_ends_no_run_that_waits(
+    clock: object,
+) -> None:
+    async with kernel() as test:
+        clerk = await test.kernel.get_agent(Clerk, "a")
+        await clerk.bounded()
+        await parked(test)
+        await test.crash()
+        await trio.sleep(500)
+        await test.reopen()
+        clerk = await test.kernel.get_agent(Clerk, "a")
+        await trio.sleep(500)
+        [run] = await clerk.all_runs()
+        assert run.status == "running"
+        async with connected(test.kernel, ME, ("Desk", "bounded")) as window:
+            approve(window, "k1")
+            await trio.sleep(100)
+        [run] = await clerk.all_runs()
+        assert run.status == "completed"
+
+
 async def test_a_child_that_waits_can_be_cancelled(clock: object, script: Any) -> None:
     script([call("c1", "desk", text="pay")], "All done.")
     async with kernel() as test, connected(test.kernel, ME) as tab:

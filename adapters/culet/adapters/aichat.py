@@ -231,6 +231,7 @@ class AIChatAgent(Agent):
 
     async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
         """Drive `on_chat_message` for a chat turn or a run."""
+        self._chat.waiting.resume(turn)
         await self._chat.offers.arrived(turn.request_id)
         note = await self._chat.begin(turn)
         if turn.attempt > 1 and not await self._goes_on(turn):

@@ -176,6 +176,11 @@ class Waiting:
 
     # ---- a turn of a run
 
+    def resume(self, turn: Turn) -> None:
+        """A turn that waited when its process ended waits from its first moment on."""
+        note = self.transcript.noted(turn.request_id)
+        turn.parked = note is not None and note.parked
+
     async def park(self, turn: Turn) -> bool:
         """Wait until no call of a run's turn waits any more; False: none did."""
         waited = False

@@ -160,6 +160,10 @@ class Duties:
                     self.tree.jobs.drop("id = ?", (taken.row.id,))
                     budget_later(self.tree, owner, run_id, now, policy.max_budget_s)
                 return True
+            most = self.tree.kernel.limits.start_attempts
+            if taken.attempts < most and self._comes_back(owner, run_id):
+                self.tree.jobs.release([taken.row.id])  # then it may be parked
+                return False
             await self.give_up(owner, run_id, BUDGET)
             return True
         if policy is None or policy.no_progress_s is None:
@@ -175,6 +179,15 @@ class Duties:
         over = budget_s is not None and run.started_at + budget_s * 1000 <= now
         await self.give_up(owner, run_id, BUDGET if over else "no-progress")
         return True
+
+    def _comes_back(self, owner: str, run_id: str) -> bool:
+        """Whether a run has begun in a former life and is about to be taken up again."""
+        subject = self.tree.runs.subject(owner, run_id)
+        if subject is None or (subject.slot, run_id) in self.tree.turns.live:
+            return False
+        sql = "SELECT begun FROM job WHERE owner = ? AND kind = 'turn' AND what = ?"
+        rows = self.tree.db.execute(sql, (subject.slot, run_id))
+        return bool(rows and rows[0][0])
 
     def _said_at(self, owner: str, run_id: str) -> int:
         """Return when a run, or what it waits for, last gave a sign of life: epoch ms.
