@@ -276,6 +276,26 @@ async def test_a_continuation_is_shown_to_every_client_and_offered_to_none(
         assert kinds[-2:] == ["cf_agent_chat_messages", "cf_agent_use_chat_response"]
 
 
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_continuation_waits_for_its_client_to_ask_but_not_for_long(
+    clock: object, script: Any, asks: bool
+) -> None:
+    script([call("c1", "own")], "Thanks.")
+    async with kernel() as test, connected(test.kernel, ME) as tab:
+        await asked(tab, "own")
+        tab.send("cf_agent_tool_result", toolCallId="c1", output=1, autoContinue=True)
+        limit = test.kernel.limits.continuation_s
+        await trio.sleep(limit / 2)
+        assert len(STAGE.requests) == 1
+        if asks:
+            tab.send("cf_agent_stream_resume_request", probeId="p")
+            await trio.sleep(limit / 4)
+        else:
+            await trio.sleep(limit)
+        assert len(STAGE.requests) == 2
+        await went_on(tab)
+
+
 @pytest.mark.rule("C-070")
 async def test_it_goes_on_when_all_calls_are_answered_across_crash_and_reconnect(
     clock: object, script: Any
