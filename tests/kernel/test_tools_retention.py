@@ -236,6 +236,7 @@ async def test_a_client_whose_replay_meets_a_clear_is_not_stuck(clock: object) -
             await me.run_agent_tool(Kid, [["say", "x"]], run_id=f"r{number}")
         await me.durable()
         peer = await connect(test)
+        await settle()
         assert len(folded(peer)["runsById"]) == 3
         await me.runs.clear()
         late = await connect(test, label="late")
