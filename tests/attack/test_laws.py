@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -121,11 +121,13 @@ class Stubborn(Agent):
     """Swallows that many cancellations; -1: all of them."""
 
     stop = False
+    inside: ClassVar[set[str]] = set()
 
     async def on_turn(self, turn):
         left = turn.input
         yield {"type": "text-delta", "id": "t", "delta": "x"}
         while not Stubborn.stop:
+            self.inside.add(turn.run_id)
             try:
                 await trio.sleep(0.002)
             except trio.Cancelled:
@@ -181,13 +183,13 @@ async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
 async def test_a_run_that_never_stops_is_quarantined_and_others_are_served(
     tmp_path: Path,
 ) -> None:
-    Stubborn.stop = False
-    try:
-        async with world(tmp_path, facets=[Stubborn, Teller], abort_grace_s=0.2) as w:
-            await (await w.kernel.get_agent(Hub, "h")).ping("x")
-            hub = w.node().agent
+    async with world(tmp_path, facets=[Stubborn, Teller], abort_grace_s=0.2) as w:
+        await (await w.kernel.get_agent(Hub, "h")).ping("x")
+        hub = w.node().agent
+        Stubborn.stop = False
+        try:
             await hub.run_agent_tool(Stubborn, -1, run_id="r", detached=True)
-            await until(lambda: w.node("r") is not None)
+            await until(lambda: "r" in Stubborn.inside)
             node = w.node("r")
             assert await hub.runs.cancel("r") == "aborted"
             await until(lambda: node in tree(w).remnants)
@@ -200,14 +202,13 @@ async def test_a_run_that_never_stops_is_quarantined_and_others_are_served(
             run = await hub.run_agent_tool(Teller, {"k": 2}, run_id="s")
             assert run.status == "completed"
             await hub.run_agent_tool(Stubborn, -1, run_id="q", detached=True)
-            await until(lambda: w.node("q") is not None)
+            await until(lambda: "q" in Stubborn.inside)
             with pytest.raises(ChildDidNotStop):
                 await hub.dynamic_agents.abort(Stubborn, "q")
             assert len(w.kernel.tree("Hub", "h")) >= 3
-            Stubborn.stop = True
-            await until(lambda: tree(w).remnants == [])
-    finally:
-        Stubborn.stop = False
+        finally:
+            Stubborn.stop = True  # or a failure would wait for it for ever
+        await until(lambda: tree(w).remnants == [])
 
 
 def _event(frame: Any) -> Any:
