@@ -209,6 +209,7 @@ async def test_a_run_that_never_stops_is_quarantined_and_others_are_served(
         finally:
             Stubborn.stop = True  # or a failure would wait for it for ever
         await until(lambda: tree(w).remnants == [])
+    Stubborn.stop = False
 
 
 def _event(frame: Any) -> Any:
