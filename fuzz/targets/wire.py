@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import trio
 from websockets.client import ClientProtocol
-from websockets.frames import BINARY, CLOSE, CONT, PING, PONG, TEXT, Frame
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
@@ -132,7 +132,7 @@ def _message(case: Case) -> str | bytes:
 
 def _sent(case: Case, message: str | bytes) -> bytes:
     """Return a message as a client may send it: in fragments, pings between them."""
-    opcode = TEXT if isinstance(message, str) else BINARY
+    opcode = Opcode.TEXT if isinstance(message, str) else Opcode.BINARY
     body = message.encode() if isinstance(message, str) else message
     out = b""
     while case.luck(0.3):
@@ -140,8 +140,8 @@ def _sent(case: Case, message: str | bytes) -> bytes:
         cut = case.rng.randrange(len(body) + 1)
         out += Frame(opcode, body[:cut], fin=False).serialize(mask=True)
         if case.luck(0.5):
-            out += Frame(case.one(PING, PONG), b"p").serialize(mask=True)
-        opcode, body = CONT, body[cut:]
+            out += Frame(case.one(Opcode.PING, Opcode.PONG), b"p").serialize(mask=True)
+        opcode, body = Opcode.CONT, body[cut:]
     out += Frame(opcode, body).serialize(mask=True)
     return out
 
@@ -154,7 +154,7 @@ def _outgoing(case: Case) -> None:
     got: list[str | bytes] = []
     for event in client.events_received():
         assert isinstance(event, Frame)
-        assert event.opcode is not CLOSE
+        assert event.opcode is not Opcode.CLOSE
         data = bytes(event.data)
-        got.append(data.decode() if event.opcode is TEXT else data)
+        got.append(data.decode() if event.opcode is Opcode.TEXT else data)
     assert got == messages

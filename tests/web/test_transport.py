@@ -135,9 +135,17 @@ async def test_bytes_after_an_upgrade_harm_nobody(extra: bytes, path: str) -> No
         stop.set()
 
 
-async def test_a_broken_handshake_is_answered_in_http() -> None:
-    """Found by `fuzz wire`: the protocol hangs up by itself, and then cannot answer."""
-    broken = upgrade().replace(b"Host: x", b"Host x")
+@pytest.mark.parametrize(
+    ("good", "bad_one"),
+    [(b"Host: x", b"Host x"), (b"Upgrade: websocket", b"Upgrade: websocket, web\xf3")],
+    ids=["no colon", "no text"],
+)
+async def test_a_broken_handshake_is_answered_in_http(
+    good: bytes, bad_one: bytes
+) -> None:
+    """Found by `fuzz wire`: the protocol hangs up by itself, or quotes what is no text."""
+    assert good in upgrade()
+    broken = upgrade().replace(good, bad_one)
     async with serving() as server, raw(server, broken) as bad:
         with trio.fail_after(5):
             assert (await bad.stream.receive_some(100)).startswith(b"HTTP/1.1 400")

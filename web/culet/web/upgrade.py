@@ -109,7 +109,12 @@ async def _shake_hands(
     request = kernel_request(event)
     refusal = gateway.refuse_upgrade(request)
     if refusal is None:
-        protocol.send_response(protocol.accept(event))
+        try:
+            answer = protocol.accept(event)
+        except UnicodeEncodeError:  # it quotes a header that is no text
+            await stream.send_all(_BAD)
+            return None
+        protocol.send_response(answer)
     else:
         assert isinstance(refusal.body, bytes)
         protocol.send_response(protocol.reject(refusal.status, refusal.body.decode()))
