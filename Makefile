@@ -10,7 +10,7 @@ MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
-.PHONY: demo test lint types unit proof long long-proof long-kills js bench bench-peer coverage mutants fuzz clean
+.PHONY: demo test lint types unit proof proofs long long-proof long-kills js bench bench-peer coverage mutants fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
@@ -40,27 +40,20 @@ types: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-# How much a proof plays is one profile: tests/volume.py. With CI set it is `ci`, and the
-# proofs, which only compute, run in a second process beside all other tests.
-ifdef CI
+# How much a proof plays is one profile: tests/volume.py. With CI set it is `ci`, else
+# `short`. The proofs, which only compute, run in a second process beside all other tests.
 test:
-	+$(MAKE) -j2 --no-print-directory proof lint types js unit
+	+$(MAKE) -j2 --no-print-directory proofs lint types js unit
 
 unit: $(DEV) js
 	$(BIN)/python -m pytest -m 'not proof'
 
-proof: $(DEV)
+proofs: $(DEV)
 	nice $(BIN)/python -m pytest -m proof -o faulthandler_timeout=600 --durations=10 >.proof.log 2>&1; \
 	status=$$?; echo 'the proofs in the second process:'; cat .proof.log; exit $$status
-else
-test: lint types js unit
-
-unit: $(DEV)
-	$(BIN)/python -m pytest
 
 proof: $(DEV)
 	CULET_PROFILE=ci $(BIN)/python -m pytest -m proof
-endif
 
 # Hours of it, with lines of progress on stderr, which is therefore not captured.
 LONG := -x --capture=sys -o faulthandler_timeout=0
