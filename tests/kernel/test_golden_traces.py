@@ -241,6 +241,8 @@ async def test_trace_8_the_parent_is_killed(clock: object) -> None:
             "finish hook completed",
         ]  # fmt: skip
         last = await connect(test, ("Boss", "a"), label="last")
+        await me.durable()  # its replay waits for what is under way
+        await settle()
         assert [f["sequence"] for f in run_frames(last)] == list(range(6))
         assert all(f["replay"] for f in run_frames(last))
         assert folded(old, new) == folded(last)
@@ -341,6 +343,8 @@ async def test_trace_13_progress(clock: object) -> None:
         await me.run_agent_tool(Reports, 1, run_id="r")
         await me.durable()
         late = await connect(test, ("Boss", "a"), label="late")
+        await me.durable()  # its replay waits for what is under way
+        await settle()
         for client in (peer, late):
             run = folded(client)["runsById"]["r"]
             assert run["progress"]["milestone"] == "half"

@@ -56,6 +56,8 @@ async def test_runs_are_replayed_in_the_order_of_their_start_to_that_client_only
         await me.durable()
         had = len(run_frames(first))
         late = await connect(test, label="late")
+        await me.durable()  # its replay waits for what is under way
+        await settle()
         found = run_frames(late)
         assert all(frame.get("replay") for frame in found)
         assert [f["event"]["runId"] for f in found if f["sequence"] == 0] == [
@@ -115,6 +117,8 @@ async def test_why_a_run_was_interrupted_is_replayed_as_it_was_told(
         me = await again(test)
         await test.advance(1)
         late = await connect(test, label="late")
+        await me.durable()  # its replay waits for what is under way
+        await settle()
         ends = {f["event"]["runId"]: f["event"] for f in run_frames(late)}
         assert ends["gone"] == live
         assert (ends["gone"]["kind"], ends["gone"]["reason"]) == (
@@ -195,6 +199,8 @@ async def test_the_same_client_after_a_reconnect_has_nothing_twice(
         lives.append(await connect(test, label="last"))
         await me.durable()
         fresh_one = await connect(test, label="fresh")
+        await me.durable()  # its replay waits for what is under way
+        await settle()
         assert folded(*lives) == folded(fresh_one)
         parts = folded(*lives)["runsById"]["r"]["parts"]
         assert "".join(p["text"] for p in parts) == "0sleep1sleep2sleep3sleep"
