@@ -71,6 +71,8 @@ async function stopWhileManyRun(page) {
   }, EACH_CHANGE);
   return found.jsonValue();
 }
+/** Follows a link. Not by the mouse: where it was when the mouse aimed, passages may be by now. */
+const followed = (page, link) => Promise.all([page.waitForNavigation(), page.$eval(link, (found) => found.click())]);
 const idle = (page) => page.waitForSelector("#stop", { hidden: true });
 const wholeText = (page) => page.$eval("#log", (log) => log.innerText);
 
@@ -144,13 +146,13 @@ test("a run can be opened, and the way back leads to the same chat", options, as
   await manyRunning(page);
   const run = (await panels(page))[0];
 
-  await Promise.all([page.waitForNavigation(), page.click(`[data-run="${quoted(run.run)}"] .drill`)]);
+  await followed(page, `[data-run="${quoted(run.run)}"] .drill`);
   await page.waitForSelector(".message");
   await page.waitForFunction(() => document.querySelectorAll(".cite").length >= 1);
   assert.equal(await page.$eval("#composer", (form) => form.hidden), true);
   await shot(page, "page-wide-child");
 
-  await Promise.all([page.waitForNavigation(), page.click(".back")]);
+  await followed(page, ".back");
   await page.waitForSelector(`[data-run="${quoted(run.run)}"]`);
   await idle(page);
   assert.deepEqual(faults, []);
