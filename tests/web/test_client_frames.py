@@ -275,6 +275,38 @@ async def test_a_continuation_goes_on_in_the_last_reply() -> None:
         assert [m["id"] for m in agent.messages] == ["m"]
 
 
+async def test_a_turn_is_under_way_from_the_moment_in_which_it_is_offered() -> None:
+    reply = {"id": "m", "role": "assistant", "parts": [{"type": "text", "text": "so "}]}
+    async with talking() as (server, agent), trio.open_nursery() as nursery:
+        caught_up = trio.Event()
+
+        async def wait() -> None:
+            await agent.caught_up()
+            caught_up.set()
+
+        nursery.start_soon(wait)
+        fence = await server.hears("rpc")
+        await server.say(
+            {"type": "cf_agent_chat_messages", "messages": [reply]},
+            {"type": "cf_agent_stream_pending", "id": "q"},
+        )
+        await agent.until(lambda a: a.messages)
+        assert not caught_up.is_set()
+        await server.say({**fence, "success": False, "error": "no such method"})
+        await caught_up.wait()
+        assert agent.turns == ["q"]
+        answer = agent.follow("q")
+        assert answer is not None
+        await server.say({"type": "cf_agent_stream_resuming", "id": "q"})
+        await server.hears("cf_agent_stream_resume_ack")
+        await server.say(
+            said("q", 0, continuation=True), said("q", 1, continuation=True, done=True)
+        )
+        await answer.done()
+        assert texts(agent) == ["so w0 w1 "]
+        assert agent.turns == []
+
+
 async def test_stop_without_an_id_stops_every_turn() -> None:
     async with talking() as (server, agent):
         await server.say(said("theirs", 0))

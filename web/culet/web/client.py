@@ -21,7 +21,7 @@ import trio
 from culet.kernel import AgentToolEvents
 from culet.kernel.clock import Chance
 from culet.kernel.core.limits import Limits
-from culet.kernel.errors import CallFailed, Refused, UsageError
+from culet.kernel.errors import CallFailed, ConnectionLost, Refused, UsageError
 
 from . import client_events as told
 from .client_answer import Answer
@@ -269,6 +269,20 @@ class RemoteAgent:
             raise
         self._line.check()
         return answer
+
+    async def caught_up(self) -> None:
+        """Return when all that the agent tells who connects was taken.
+
+        `state` is there on entering; `messages` and `turns` may come a moment later.
+        Over as many sockets as it takes; raises `ConnectionEnded` when there is no more.
+        """
+        while True:
+            try:
+                await self._calls.call(_FENCE, (), Any)
+            except ConnectionLost:
+                continue
+            except CallFailed:  # as it must: there is no such method
+                return
 
     @property
     def turns(self) -> list[str]:

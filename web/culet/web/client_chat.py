@@ -164,6 +164,7 @@ class Chat:
     def offered(self, request_id: str) -> None:
         """A turn streams and may be had from its first chunk on."""
         self._drop_stale(request_id)
+        self._known(request_id)
         if request_id not in self._acked:
             self._ack(request_id)
         self._ask_again(request_id)
@@ -171,6 +172,8 @@ class Chat:
     def pending(self, request_id: str | None) -> None:
         """A turn is owed and has said nothing; it will be offered."""
         self._drop_stale(request_id)
+        if request_id is not None:
+            self._known(request_id)
         self._ask_again(request_id)
 
     def nothing(self) -> None:
@@ -237,10 +240,14 @@ class Chat:
         if answer is not None:
             answer.replayed()
 
+    def _known(self, request_id: str) -> None:
+        """A turn is under way, of which nothing was heard yet."""
+        if request_id not in self.folds and request_id not in self._over:
+            self.folds[request_id] = Fold(request_id)
+
     def _fold(self, request_id: str, frame: Json) -> Fold:
-        fold = self.folds.get(request_id)
-        if fold is None:
-            fold = self.folds[request_id] = Fold(request_id)
+        fold = self.folds.setdefault(request_id, Fold(request_id))
+        if not fold.placed:
             fold.continuation = frame.get("continuation") is True
             self.transcript.begin(fold)
         return fold

@@ -36,6 +36,7 @@ class Fold:
         self.request_id = request_id
         self.message_id = f"reply-{request_id}"
         self.continuation = False
+        self.placed = False  # its first frame, or its question, says where
         self.parts: list[Json] = []
         self.metadata: Json = {}
         self.next_seq = 0
@@ -112,6 +113,7 @@ class Transcript:
 
     def begin(self, fold: Fold) -> None:
         """A turn is under way; its reply comes here."""
+        fold.placed = True
         if fold.continuation:
             last = next((m for m in reversed(self.messages())
                          if m.get("role") == "assistant"), None)  # fmt: skip

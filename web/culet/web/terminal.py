@@ -152,6 +152,7 @@ class _Talk:
         """Ask what is typed, line by line, until there is no more."""
         if sys.stdin.isatty() and not self._json:
             self._screen.line(_HINT, "dim")
+        await self._agent.caught_up()
         self._show_history()
         for request_id in self._agent.turns:  # one that was left in the middle
             answer = self._agent.follow(request_id)
