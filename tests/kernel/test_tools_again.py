@@ -19,7 +19,6 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
-    forget,
     frames,
     kinds,
     opened,
@@ -28,11 +27,6 @@ from kernel.toolkit import (
 )
 
 SLOW = [step for i in range(4) for step in (["say", str(i)], ["durable"], ["sleep", 2])]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 @pytest.mark.rule("T-106", "T-115")

@@ -18,17 +18,11 @@ from kernel.toolkit import (
     Top,
     again,
     ask,
-    forget,
     kinds,
     opened,
     run_frames,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Capped(Top):

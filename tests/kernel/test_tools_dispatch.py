@@ -26,7 +26,6 @@ from kernel.toolkit import (
     Top,
     again,
     ask,
-    forget,
     frames,
     kinds,
     opened,
@@ -34,11 +33,6 @@ from kernel.toolkit import (
     say,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Stranger(Kid):

@@ -25,11 +25,6 @@ from kernel.toolkit import (
 )
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
-
-
 class Capped(Top):
     max_concurrent_agent_tools = 0
 

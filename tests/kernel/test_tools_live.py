@@ -19,7 +19,6 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
-    forget,
     frames,
     kinds,
     opened,
@@ -27,11 +26,6 @@ from kernel.toolkit import (
     say,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Reports(Kid):

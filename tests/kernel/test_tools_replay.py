@@ -21,17 +21,11 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
-    forget,
     kinds,
     opened,
     run_frames,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Choosy(Top):

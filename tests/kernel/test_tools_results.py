@@ -23,7 +23,6 @@ from kernel.toolkit import (
     Top,
     again,
     ask,
-    forget,
     frames,
     kinds,
     opened,
@@ -31,11 +30,6 @@ from kernel.toolkit import (
     say,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Score(msgspec.Struct):

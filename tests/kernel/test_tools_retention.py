@@ -21,7 +21,6 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
-    forget,
     frames,
     kinds,
     opened,
@@ -29,11 +28,6 @@ from kernel.toolkit import (
     say,
     top,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Tidy(Kid):

@@ -22,7 +22,6 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
-    forget,
     frames,
     kinds,
     opened,
@@ -34,11 +33,6 @@ SCRIPTS: dict[str, list[Any]] = {
     "aborted": [["say", "x"], ["sleep", 99]], "interrupted": [["say", "x"], ["sleep", 99]],
 }  # fmt: skip
 LAST = {"completed": "finished"}
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 async def ended(test: Any, me: Any, status: str, run_id: str) -> Any:

@@ -17,18 +17,12 @@ from kernel.toolkit import (
     Kid,
     Top,
     ask,
-    forget,
     opened,
     say,
     top,
 )
 
 HERE = ("Top", "a")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
 
 
 class Talks(AIChatAgent):
