@@ -17,16 +17,18 @@ from culet.kernel.core.status import (
     Moved,
     Refused,
     advance,
-    is_terminal,
+    settled,
 )
 
 CELLS = list(itertools.product(STATUSES, CAUSES))
 SETTLES = {
-    "finished": "completed", "failed": "error", "output-invalid": "error",
+    "finished": "completed", "failed": "error", "bad-output": "error",
     "cancelled": "aborted", "asker-ended": "aborted", "start-failed": "error",
     "recovery-exhausted": "error", "not-started": "interrupted",
     "deleted": "interrupted", "class-gone": "interrupted",
     "not-resumable": "interrupted", "budget-exceeded": "interrupted",
+    "not-resumed": "interrupted", "silent": "interrupted",
+    "deadline": "error", "cleared": "error",
 }  # fmt: skip
 
 
@@ -43,12 +45,12 @@ def test_every_cell(status: str, cause: Cause) -> None:
     else:
         assert isinstance(outcome, Moved)
         assert outcome.status == SETTLES[cause]
-        assert is_terminal(outcome.status)
+        assert outcome.status in TERMINALS
 
 
 def test_terminals_are_the_four() -> None:
-    assert {s for s in STATUSES if is_terminal(s)} == TERMINALS
-    assert not is_terminal("running")
+    assert set(STATUSES) - TERMINALS == {"running"}
+    assert len(TERMINALS) == 4
 
 
 @pytest.mark.rule("I-02")
@@ -61,3 +63,12 @@ def test_the_first_settling_cause_wins_whatever_follows(causes: list[Cause]) -> 
             status = outcome.status
     first = next((SETTLES[c] for c in causes if c in SETTLES), "running")
     assert status == first
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_ends_a_run_says_how_and_what_only_watches_does_not(cause: Cause) -> None:
+    if cause in SETTLES:
+        assert settled(cause) == advance("running", cause)
+    else:
+        with pytest.raises(ValueError, match=cause):
+            settled(cause)

@@ -1,4 +1,4 @@
-"""The reason that a cause leaves in the row: its own name, or none that it brings."""
+"""The reason that a cause leaves in the row: its own name, with two that do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from culet.kernel.core.status import CAUSES, Cause, Moved, advance
 
-SPEAKS_FOR_ITSELF = {"finished", "failed", "cancelled"}
+OTHERS = {"finished": None, "silent": "no-progress"}
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -14,4 +14,4 @@ def test_the_reason_is_the_cause(cause: Cause) -> None:
     outcome = advance("running", cause)
 
     if isinstance(outcome, Moved):
-        assert outcome.reason == (None if cause in SPEAKS_FOR_ITSELF else cause)
+        assert outcome.reason == OTHERS.get(cause, cause)

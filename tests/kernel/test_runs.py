@@ -792,7 +792,7 @@ async def test_a_class_that_is_gone_ends_the_run(clock: object) -> None:
             nursery.cancel_scope.cancel()
         await test.advance(1)
         run = me.runs.get("r")
-        assert (run.status, run.reason) == ("error", "class-gone")
+        assert (run.status, run.reason) == ("interrupted", "class-gone")
 
 
 # ---- abort and delete of the facet

@@ -289,7 +289,7 @@ class AIChatAgent(Agent):
             return True
         if not choice.persist and not rules.has_tool_results(parts):
             self._chat.transcript.forget([turn.request_id])
-        self._node.tree.turns.end(turn, Ending("interrupted", "not-resumed"))
+        self._node.tree.turns.end(turn, Ending.by("not-resumed"))
         return False
 
     async def _input_messages(self, turn: Turn) -> list[Message]:

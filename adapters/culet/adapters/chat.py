@@ -471,7 +471,7 @@ class Chat:
     def _drop(self, subject: Subject) -> None:
         if subject.kind == "run":
             text = "skipped: the chat was cleared"
-            self.tree.endings.settle(subject, Ending("error", "cleared", text), None)
+            self.tree.endings.settle(subject, Ending.by("cleared", text), None)
             self.tree.stop_worker(subject.slot, subject.id, text)
         else:
             self.tree.endings.cancel(subject, "the chat was cleared")

@@ -109,6 +109,10 @@ class AgentClass:
             )
             raise UsageError(msg)
         self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
+        # A turn that cannot be resumed has not begun while the author's start runs: what
+        # dies in there may be tried again.
+        starts = cls.on_start is not base.on_start or cls.__init__ is not base.__init__
+        self.start_may_be_repeated = starts and not self.resumable
         self.hears_start = cls.on_agent_tool_start is not base.on_agent_tool_start
         self.hears_finish = cls.on_agent_tool_finish is not base.on_agent_tool_finish
         self.takes_notice = hasattr(cls, "_notify_finish")  # it has a chat

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 import trio
 
 from .core.run import AgentToolRun
+from .core.status import Cause, settled
 from .detached import budget_later, look_later
 from .endings import BELOW, Ending
 from .events import Undelivered
@@ -21,8 +22,6 @@ from .pump import goodbye
 if TYPE_CHECKING:
     from .jobs import Taken
     from .tree import Tree
-
-BUDGET: Final = "budget-exceeded"
 
 
 @final
@@ -164,7 +163,7 @@ class Duties:
             if taken.attempts < most and self._comes_back(owner, run_id):
                 self.tree.jobs.release([taken.row.id])  # then it may be parked
                 return False
-            await self.give_up(owner, run_id, BUDGET)
+            await self.give_up(owner, run_id, "budget-exceeded")
             return True
         if policy is None or policy.no_progress_s is None:
             return True
@@ -177,7 +176,7 @@ class Duties:
             return True
         budget_s = policy.max_budget_s
         over = budget_s is not None and run.started_at + budget_s * 1000 <= now
-        await self.give_up(owner, run_id, BUDGET if over else "no-progress")
+        await self.give_up(owner, run_id, "budget-exceeded" if over else "silent")
         return True
 
     def _comes_back(self, owner: str, run_id: str) -> bool:
@@ -205,7 +204,7 @@ class Duties:
         said = [t.said_at for t in below if t is not None and t.said_at is not None]
         return max([turn.said_at, *said])
 
-    async def give_up(self, owner: str, run_id: str, reason: str) -> None:
+    async def give_up(self, owner: str, run_id: str, cause: Cause) -> None:
         """Cancel a run, and end it `interrupted` unless its child says how it ended.
 
         Such a word comes from a child that runs itself: it may have completed or failed
@@ -215,16 +214,16 @@ class Duties:
         subject = self.tree.runs.subject(owner, run_id)
         if subject is None:
             return
+        reason = settled(cause).reason
         self.tree.emit("run:give_up", subject, reason)
         turn = self.tree.turns.live.get((subject.slot, run_id))
         if turn is not None and turn._node.kind.runs_itself:
-            turn.gave_up = reason
+            turn.gave_up = cause
             with trio.move_on_after(self.tree.kernel.limits.cancel_s):
                 found = await goodbye(turn._node, run_id, reason)
                 if found is not None and found.over and self._goes_on(owner, run_id):
                     await self.tree.endings.over(owner, run_id)  # the pump's word
-        ending = Ending("interrupted", reason)
-        self.tree.runs.cancel(owner, run_id, ending=ending)
+        self.tree.runs.cancel(owner, run_id, ending=Ending.by(cause))
 
     def _goes_on(self, owner: str, run_id: str) -> bool:
         run = self.tree.runs.get(owner, run_id)

@@ -18,6 +18,7 @@ import trio
 
 from .calls import UNENCODABLE, stored_json
 from .core.run import AgentToolRun, Status
+from .core.status import Cause, settled
 from .errors import CuletError, UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
 from .node import State
@@ -75,7 +76,7 @@ class Subject(NamedTuple):
 
 @dataclass(slots=True)
 class Ending:
-    """What is written; the JSON values are texts."""
+    """What is written; the JSON values are texts. `by` a cause, as the table has it."""
 
     status: Status
     reason: str | None = None
@@ -83,6 +84,22 @@ class Ending:
     output: str | None = None
     summary: str | None = None
     usage: str | None = None
+
+    @classmethod
+    def by(
+        cls,
+        cause: Cause,
+        error: str | None = None,
+        *,
+        reason: str | None = None,
+        output: str | None = None,
+        summary: str | None = None,
+        usage: str | None = None,
+    ) -> Ending:
+        """Return how a cause ends what runs; a `reason` of its own stands for the table's."""
+        moved = settled(cause)
+        why = reason or moved.reason
+        return cls(moved.status, why, error, output, summary, usage)
 
 
 @dataclass(slots=True)
@@ -177,13 +194,13 @@ class Endings:
         if taken is not None and not self.tree.jobs.mine(taken):
             return False
         step = _Step([(subject, ending)], forget=forget)
-        gone = Ending("aborted", "asker-ended")
+        gone = Ending.by("asker-ended")
         step.ends += [(s, gone) for s in self.asked_by(subject)]
         self._flush(step)
         if ending.status == "completed" and subject.kind != "fiber":
             lost = self.tree.streams.open(subject.slot, subject.id).failed
             if lost is not None:  # it said more than could be stored
-                step.ends[0] = subject, Ending("error", "failed", str(lost))
+                step.ends[0] = subject, Ending.by("failed", str(lost))
         won = self._commit(step)
         if won:
             self._tell(step, stop=[s.slot for s, _ in step.ends[1:] if s.kind == "run"])
@@ -199,9 +216,9 @@ class Endings:
         standing = self.status(subject)
         if standing != "running":
             return standing
-        ending = ending or Ending("aborted", reason or "cancelled")
+        ending = ending or Ending.by("cancelled", reason=reason)
         step = _Step([(subject, ending)])
-        below = Ending("aborted", "asker-ended")
+        below = Ending.by("asker-ended")
         inner = self._below(subject.slot) if subject.kind == "run" else []
         seen = {(subject.owner, subject.id)}
         for s in [*inner, *self.asked_by(subject)]:
@@ -220,7 +237,7 @@ class Endings:
     def delete(self, slot: str) -> None:
         """Mark a subtree gone, in one commit: mark, end, drop what it owes, owe the wipe."""
         rows = self.db.execute(_RUN_OF_CHILD.replace(" AND id = ?", ""), (slot,))
-        gone = Ending("interrupted", "deleted")
+        gone = Ending.by("deleted")
         step = _Step([(Subject("run", *r), gone) for r in rows])
         step.ends = [(s, e) for s, e in step.ends if self.status(s) == "running"]
         self._flush(step)

@@ -161,7 +161,7 @@ class Fibers:
         try:
             with live.scope:
                 result = await fn()
-                ending = Ending("completed", output=json_text(result))
+                ending = Ending.by("finished", output=json_text(result))
                 ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 if ended:
                     return result
@@ -171,7 +171,7 @@ class Fibers:
             if not live.scope.cancel_called:
                 if not node.fenced and not tree.closed:
                     text = f"{type(error).__name__}: {error}"
-                    ending = Ending("error", "failed", text)
+                    ending = Ending.by("failed", text)
                     ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 raise
             # ended by id: what its clean-up raised beside that goes nowhere
@@ -318,7 +318,7 @@ class Fibers:
             why, ending = "deadline", _overdue()
         elif taken.row.error is not None and self._too_old(found):
             why = "max-age"
-            ending = Ending("error", "recovery-exhausted", taken.row.error)
+            ending = Ending.by("recovery-exhausted", taken.row.error)
         else:
             return False
         if self.tree.endings.settle(subject, ending, taken):
@@ -379,7 +379,7 @@ class Fibers:
     def exhausted(self, taken: Taken, text: str) -> None:
         """Settle a fiber whose attempts are used up."""
         subject = Subject("fiber", taken.row.owner, taken.row.what, taken.row.owner)
-        ending = Ending("error", "recovery-exhausted", text)
+        ending = Ending.by("recovery-exhausted", text)
         self.tree.endings.settle(subject, ending, taken)
 
     # ---- own turns
@@ -425,6 +425,7 @@ class Fibers:
                     lane=lane,
                     payload=payload,
                     held=take,
+                    begun=take is not None,
                 )
         except Exception:
             tree.streams.drop(stream)
@@ -449,7 +450,7 @@ class Fibers:
 def _ending(how: FiberResolution | None) -> Ending:
     """Return how a fiber ends by what a hook, or somebody outside, says."""
     if how is None:
-        return Ending("interrupted", "not-resumed")
+        return Ending.by("not-resumed")
     if not isinstance(how, FiberResolution) or how.status not in TERMINALS:
         msg = f"a fiber ends as a FiberResolution says, not {how!r}"
         raise UsageError(msg)
@@ -457,7 +458,7 @@ def _ending(how: FiberResolution | None) -> Ending:
 
 
 def _overdue() -> Ending:
-    return Ending("error", "deadline", "its deadline has passed")
+    return Ending.by("deadline", "its deadline has passed")
 
 
 def _milliseconds(deadline_s: float) -> int:

@@ -141,10 +141,11 @@ class Jobs:
         key: str | None = None,
         retry: str | None = None,
         held: int | None = None,
+        begun: bool = False,
     ) -> int:
         """Insert a job; inside the caller's transaction. Returns its id.
 
-        With `held` it is born taken, its first attempt counted (and begun, if a turn).
+        With `held` it is born taken, its first attempt counted.
         Raises `UsageError` for a payload that is no JSON.
         """
         self.touch(owner, lane)
@@ -156,8 +157,7 @@ class Jobs:
         due = at if due_at is None else due_at
         values = (
             owner, kind, what, encoded, every, at, due, lane, key, retry,
-            int(held is not None), int(held is not None and kind == "turn"), held,
-            self.tree.now(),
+            int(held is not None), int(begun), held, self.tree.now(),
         )  # fmt: skip
         job_id = int(self.db.execute(_INSERT, values)[0][0])
         self.last_id = max(self.last_id, job_id)

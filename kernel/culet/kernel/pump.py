@@ -196,7 +196,7 @@ class _Pump:
         if found is None and self.turn.attempt > 1 and not self._may_start_again():
             # It may have done what nobody remembers: that is never repeated.
             self.told = True
-            self._end(Ending("interrupted", "not-started"))
+            self._end(Ending.by("not-started"))
             return False
         if found is None:
             start = self.child.start_agent_tool_run
@@ -299,10 +299,10 @@ class _Pump:
             summary = summary[:limit]
         text = found.error or None
         if found.status == "aborted":
-            self._end(Ending("aborted", text or "cancelled", summary=summary))
+            self._end(Ending.by("cancelled", reason=text, summary=summary))
         else:
             text = text or "it failed, and its adapter does not say why"
-            self._end(Ending("error", "failed", text[:_ERROR_CHARS], summary=summary))
+            self._end(Ending.by("failed", text[:_ERROR_CHARS], summary=summary))
 
     def _end(self, ending: Ending) -> None:
         self.node.tree.turns.end(self.turn, ending)

@@ -365,10 +365,8 @@ class Runs:
                         lane=lane,
                         payload=payload,
                         held=take,
+                        begun=take is not None and not kind.start_may_be_repeated,
                     )
-                    if not kind.resumable:  # see `Turns.run`
-                        sql = "UPDATE job SET begun = 0 WHERE id = ?"
-                        self.db.execute(sql, (job,))
                 if ask.detached is not None:
                     arm(tree, node.slot, run_id, ask.detached, now)
         except Exception:
@@ -386,7 +384,7 @@ class Runs:
         if stillborn:
             reason = None if ask.cancel is None else ask.cancel.reason
             subject = Subject("run", node.slot, run_id, child)
-            tree.endings.settle(subject, Ending("aborted", reason or "cancelled"), None)
+            tree.endings.settle(subject, Ending.by("cancelled", reason=reason), None)
             return self.get(node.slot, run_id) or run
         if take is not None:
             tree.start_job(tree.jobs.born_taken(job, take))

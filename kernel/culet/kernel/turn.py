@@ -18,6 +18,7 @@ import trio
 from .calls import UNENCODABLE
 from .core.fits import complaint
 from .core.run import coalesce, default_error
+from .core.status import Cause, settled
 from .endings import Ending, Subject, json_text
 from .errors import (
     CapacityError,
@@ -151,7 +152,7 @@ class Turn:
         self._earlier: list[dict[str, Any]] | None = None
         self._reached: list[str] | None = None
         self.said_at: int | None = None if attempt == 1 else node.tree.now()
-        self.gave_up: str | None = None  # why the kernel has asked its child to end
+        self.gave_up: Cause | None = None  # why the kernel has asked its child to end
 
     @property
     def snapshot(self) -> Any:
@@ -305,31 +306,31 @@ class Turns:
             return True
         kind = tree.kind_of(row.owner)
         if kind is None:
-            self._cut(
-                subject, Ending("error", "class-gone", "its class is gone"), taken
-            )
+            self._cut(subject, Ending.by("class-gone", "its class is gone"), taken)
             return False
         if taken.begun_before and not kind.resumable:
-            self._cut(subject, Ending("interrupted", "not-resumable"), taken)
+            self._cut(subject, Ending.by("not-resumable"), taken)
             return False
-        first = not taken.begun_before and not kind.resumable
+        first = not taken.begun_before and kind.start_may_be_repeated
+        live = tree.nodes.get(row.owner)
+        asleep = live is None or live.state is not State.LIVE
         try:
-            if first:  # what ends in its start has not begun: a crash may repeat that
+            if first and asleep and row.begun:
+                # what ends in its start has not begun: a crash may repeat that
                 self._mark(taken, begun=False)
             node = await tree.wake(row.owner)
-            if first and self._mark(taken, begun=True):
+            if first and (asleep or not row.begun) and self._mark(taken, begun=True):
                 await tree.durable()
         except (FacetBroken, UsageError) as error:
             if taken.attempts < tree.kernel.limits.start_attempts:
                 raise StartFailed from error
             text = f"could not be started: {error.__cause__ or error}"
-            self._end(
-                subject, Ending("error", "start-failed", text[:_ERROR_CHARS]), taken
-            )
+            failed = Ending.by("start-failed", text[:_ERROR_CHARS])
+            self._end(subject, failed, taken)
             return False
         if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
             if taken.begun_before and not node.kind.resumable:  # upgraded meanwhile
-                self._cut(subject, Ending("interrupted", "not-resumable"), taken)
+                self._cut(subject, Ending.by("not-resumable"), taken)
                 return False
             await self._drive(node, subject, taken)
         return False
@@ -361,7 +362,8 @@ class Turns:
         if (
             turn.gave_up is not None and ending.status == "aborted"
         ):  # as it was asked to
-            ending = replace(ending, status="interrupted", reason=turn.gave_up)
+            how = settled(turn.gave_up)
+            ending = replace(ending, status=how.status, reason=how.reason)
         if subject is not None:
             self._end(subject, ending, turn._taken)
 
@@ -369,7 +371,7 @@ class Turns:
         """Settle a turn whose attempts are used up."""
         subject = self.tree.endings.subject(taken.row.owner, taken.row.what)
         if subject is not None:
-            self._cut(subject, Ending("error", "recovery-exhausted", text), taken)
+            self._cut(subject, Ending.by("recovery-exhausted", text), taken)
 
     def _cut(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         """Settle a turn that does not go on: what it has said is kept as its summary."""
@@ -404,9 +406,8 @@ class Turns:
         key = (node.slot, subject.id)
         self.live[key] = turn
         self.tree.emit("turn:begin", subject, attempt)
-        own = (
-            None if node.kind.runs_itself else turn
-        )  # such a child says its chunks itself
+        # a child that runs itself says its chunks itself
+        own = None if node.kind.runs_itself else turn
         ctx = Ambient(
             node, identity=turn.identity, asker=subject.id, turn=own, work=turn._work
         )
@@ -441,13 +442,13 @@ class Turns:
             usage = json_text(turn.usage)
             if turn._fault is not None:
                 fault = turn._fault[:_ERROR_CHARS]
-                return Ending("error", "failed", fault, summary=summary, usage=usage)
+                return Ending.by("failed", fault, summary=summary, usage=usage)
             self._check(subject, turn, msgspec.json.decode(output or "null"))
         except (TypeError, msgspec.ValidationError, UsageError) as error:
             text = f"its output is not what was asked for: {error}"
             kept = self._kept(turn.text)
-            return Ending("error", "bad-output", text[:_ERROR_CHARS], summary=kept)
-        return Ending("completed", output=output, summary=summary, usage=usage)
+            return Ending.by("bad-output", text[:_ERROR_CHARS], summary=kept)
+        return Ending.by("finished", output=output, summary=summary, usage=usage)
 
     def _check(self, subject: Subject, turn: Turn, output: Any) -> None:
         """Refuse an output that is not of the type that the asker wanted."""
@@ -463,7 +464,7 @@ class Turns:
     def _failure(self, turn: Turn, error: Exception) -> Ending:
         text = str(error) or type(error).__name__
         kept = self._kept(turn.text)
-        return Ending("error", "failed", text[:_ERROR_CHARS], summary=kept)
+        return Ending.by("failed", text[:_ERROR_CHARS], summary=kept)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)

@@ -6,12 +6,13 @@ about what happened first:
 
 - `completed`: the turn came to its end and its output was valid.
 - `error`: it failed by itself. It raised, its output did not fit, it could not be
-  started, or it was taken up again and again without getting anywhere.
+  started, it was taken up again and again without getting anywhere, its deadline has
+  passed, or the chat that it wrote was cleared.
 - `aborted`: somebody with the right to do so ended it, by id; or whoever asked for it
   ended, and took along what it was waiting for.
 - `interrupted`: nobody wanted it to end, and yet it cannot go on. Its facet was
-  deleted, its class is gone, it was cut in a turn that cannot be resumed, or its
-  budget is over.
+  deleted, its class is gone, it was cut and cannot or will not be resumed, its budget
+  is over, or it was given up because it said nothing.
 
 The one law is that a terminal status absorbs: the first cause to commit wins, every
 later one is refused and reads the winner. It makes endings commute with everything:
@@ -39,7 +40,7 @@ Cause = Literal[
     # the turn itself
     "finished",
     "failed",
-    "output-invalid",
+    "bad-output",
     # who may end it
     "cancelled",
     "asker-ended",
@@ -50,7 +51,11 @@ Cause = Literal[
     "deleted",
     "class-gone",
     "not-resumable",
+    "not-resumed",
     "budget-exceeded",
+    "silent",
+    "deadline",
+    "cleared",
     # what ends nothing
     "progressed",
     "no-progress",
@@ -66,7 +71,7 @@ CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 class Moved(NamedTuple):
     """The run settles: the status and reason that its row gets.
 
-    `reason` None: the cause brings its own, or there is none.
+    A cause that comes with a reason of its own (a cancel) has that one instead.
     """
 
     status: Status
@@ -81,9 +86,9 @@ class Refused(NamedTuple):
 
 _SETTLES: Final[dict[Cause, Moved]] = {
     "finished": Moved("completed", None),
-    "failed": Moved("error", None),
-    "output-invalid": Moved("error", "output-invalid"),
-    "cancelled": Moved("aborted", None),
+    "failed": Moved("error", "failed"),
+    "bad-output": Moved("error", "bad-output"),
+    "cancelled": Moved("aborted", "cancelled"),
     "asker-ended": Moved("aborted", "asker-ended"),
     "start-failed": Moved("error", "start-failed"),
     "recovery-exhausted": Moved("error", "recovery-exhausted"),
@@ -91,7 +96,11 @@ _SETTLES: Final[dict[Cause, Moved]] = {
     "deleted": Moved("interrupted", "deleted"),
     "class-gone": Moved("interrupted", "class-gone"),
     "not-resumable": Moved("interrupted", "not-resumable"),
+    "not-resumed": Moved("interrupted", "not-resumed"),
     "budget-exceeded": Moved("interrupted", "budget-exceeded"),
+    "silent": Moved("interrupted", "no-progress"),
+    "deadline": Moved("error", "deadline"),
+    "cleared": Moved("error", "cleared"),
 }
 _WATCHES: Final[tuple[Cause, ...]] = (
     "progressed",
@@ -118,6 +127,10 @@ def advance(current: Status, cause: Cause) -> Moved | Refused:
     return TABLE[current, cause]
 
 
-def is_terminal(status: Status) -> bool:
-    """Whether a status is for good."""
-    return status in TERMINALS
+def settled(cause: Cause) -> Moved:
+    """Return how what runs ends by a cause; raises `ValueError` for what ends nothing."""
+    moved = advance("running", cause)
+    if isinstance(moved, Refused):
+        msg = f"{cause!r} ends nothing"
+        raise ValueError(msg)
+    return moved
