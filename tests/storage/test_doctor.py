@@ -17,7 +17,7 @@ import pytest
 
 from culet.kernel.errors import NotFound, StorageBusy
 from culet.kernel.ports import TreeKey, TreeStore
-from culet.storage import Files, Folder, examine, log
+from culet.storage import Files, Folder, examine, log, schema
 from culet.storage.doctor import add_arguments, main, run
 from culet.storage.doctor_folder import look
 from culet.storage.doctor_log import fold, read_log
@@ -73,6 +73,11 @@ ENDED = (
     "started_at, completed_at, n) "
     "VALUES ('root0', 'old', 'kid', 'C', 0, '', 'completed', 1, 2, {n})"
 )
+EFFECT = (
+    "INSERT INTO main.effect (owner, kind, name, key, digest, policy, attempt, status, result, "
+    "began_at, settled_at) VALUES ('root0', 'call', 'pay', 'k', '', "
+    "'ask', 1, 'completed', '7', 1, 2)"
+)
 FAULTS = [
     ("running run", "DELETE FROM main.job WHERE what = 'run1'"),
     ("running fiber", "DELETE FROM main.job WHERE what = 'fiber1'"),
@@ -88,7 +93,10 @@ FAULTS = [
     ("more than one end", ENDED.format(n=0).replace("'old'", "'run1'").replace("'root0'", "'kid'")),
     ("ended with 3 entries, its file holds 0", ENDED.format(n=3).replace("'old'", "'new'")),
     ("trigger run_absorbs", "DROP TRIGGER main.run_absorbs"),
-    ("newer than 1", "PRAGMA main.user_version = 9"),
+    ("trigger effect_absorbs", "DROP TRIGGER main.effect_absorbs"),
+    ("effect 1 (pay) is without a live owner", EFFECT.replace("'root0'", "'below'")),
+    ("result of effect 1 (pay) is no JSON", EFFECT.replace("'7'", "'{'")),
+    (f"newer than {len(schema.TREE)}", "PRAGMA main.user_version = 9"),
     ("due at -5", "UPDATE main.job SET due_at = -5 WHERE what = 'tick'"),
 ]  # fmt: skip
 ENTRY = "INSERT INTO main.culet_entry VALUES ({})"

@@ -250,7 +250,7 @@ class Endings:
             jobs = self.db.execute(BELOW + owed, (slot,))
             for job_id, *_about in jobs:
                 self.tree.jobs.drop("id = ?", (job_id,))
-            for table in ("run", "fiber"):
+            for table in ("run", "fiber", "effect"):
                 self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
             self.db.execute(
                 BELOW + "UPDATE node SET state = 'gone' WHERE slot IN"

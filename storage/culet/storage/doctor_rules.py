@@ -109,6 +109,24 @@ _TREE_RULES: Final[tuple[tuple[str, str], ...]] = (
         """,
     ),
 )
+_SINCE: Final[dict[int, tuple[tuple[str, str], ...]]] = {  # schemas of `tree.db`
+    2: (
+        (
+            "The effect {} ({}) is without a live owner: {}.",
+            """
+            SELECT effect.born, effect.name, effect.owner FROM effect WHERE NOT EXISTS (
+              SELECT 1 FROM node WHERE node.slot = effect.owner AND node.state = 'live')
+            """,
+        ),
+        (
+            "The result of effect {} ({}) is no JSON.",
+            """
+            SELECT effect.born, effect.name FROM effect
+            WHERE effect.result IS NOT NULL AND NOT json_valid(effect.result)
+            """,
+        ),
+    ),
+}
 _AGENT_RULES: Final[tuple[tuple[str, str], ...]] = (
     (
         "The stream {} has a gap: {} entries up to number {}.",
@@ -134,10 +152,11 @@ _AGENT_RULES: Final[tuple[tuple[str, str], ...]] = (
         "SELECT key FROM main.culet_value WHERE NOT json_valid(value)",
     ),
 )
-_GUARDS: Final = {
+_GUARDS: Final[dict[bool, tuple[str, ...]]] = {
     True: ("fiber_absorbs", "run_absorbs"),
     False: ("culet_entry_keeps",),
 }  # the triggers that keep what is for good
+_GUARDS_SINCE: Final = {2: ("effect_absorbs",)}
 _ENDS: Final = (
     "SELECT run.id, run.n, 'run' FROM run JOIN node ON node.slot = run.child"
     " WHERE run.status <> 'running' AND node.state = 'live' AND run.child = ?"
@@ -211,10 +230,15 @@ def check_file(connection: sqlite3.Connection, *, tree: bool) -> list[str]:
         return problems
     sql = "SELECT name FROM main.sqlite_master WHERE type = 'trigger'"
     there = {name for (name,) in connection.execute(sql)}
-    problems += [
-        f"The trigger {name} is missing." for name in _GUARDS[tree] if name not in there
-    ]
+    guards = _GUARDS[tree]
     rules = _TREE_RULES if tree else _AGENT_RULES
+    for since, more in _SINCE.items() if tree else ():
+        if version >= since:
+            rules += more
+            guards += _GUARDS_SINCE[since]
+    problems += [
+        f"The trigger {name} is missing." for name in guards if name not in there
+    ]
     for sentence, sql in rules:
         problems += [sentence.format(*row) for row in connection.execute(sql)]
     return problems

@@ -116,6 +116,38 @@ CREATE INDEX job_queue ON job (owner, lane, id) WHERE kind = 'queue' AND {_FREE}
 CREATE INDEX job_owner ON job (owner, kind, what);
 CREATE UNIQUE INDEX job_key ON job (owner, kind, key) WHERE key IS NOT NULL;
 """,
+    """
+-- What is done outside: the intent is durable before it begins, the outcome is for good.
+CREATE TABLE effect (
+  born INTEGER PRIMARY KEY AUTOINCREMENT,  -- its id
+  owner TEXT NOT NULL,                     -- slot
+  kind TEXT NOT NULL CHECK (kind IN ('call', 'tool')),
+  name TEXT NOT NULL,
+  key TEXT NOT NULL,                       -- of a name; a tool call: message and call
+  asker TEXT,                              -- run, turn or fiber whose code does it
+  tool_call_id TEXT,
+  digest TEXT NOT NULL,                    -- of the input
+  preview TEXT,                            -- JSON; never the raw input
+  policy TEXT NOT NULL CHECK (policy IN ('repeat', 'check', 'ask', 'fail')),
+  attempt INTEGER NOT NULL CHECK (attempt > 0),
+  status TEXT NOT NULL CHECK (status IN
+    ('begun', 'asked', 'granted', 'completed', 'error', 'unknown')),
+  result TEXT,                             -- JSON
+  error TEXT,
+  began_at INTEGER NOT NULL,               -- the last attempt
+  settled_at INTEGER,
+  UNIQUE (owner, kind, name, key),
+  CHECK ((status IN ('completed', 'error', 'unknown')) = (settled_at IS NOT NULL))
+) STRICT;
+CREATE INDEX effect_open ON effect (owner, born) WHERE settled_at IS NULL;
+CREATE INDEX effect_settled ON effect (owner, kind, settled_at)
+  WHERE settled_at IS NOT NULL;
+CREATE TRIGGER effect_absorbs BEFORE UPDATE ON effect
+  WHEN OLD.status IN ('completed', 'error')
+BEGIN SELECT RAISE(ABORT, 'an outcome is for good'); END;
+-- what older turns have begun is in no ledger
+INSERT INTO meta (key, value) SELECT 'effects_after', coalesce(max(id), 0) FROM job;
+""",
 )
 
 AGENT: Final[tuple[str, ...]] = (
