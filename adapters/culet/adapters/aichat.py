@@ -248,7 +248,7 @@ class AIChatAgent(Agent):
                             begun = True
                             first = chunk if is_start else {"type": "start"}
                             yield self._start(first, turn)
-                            self._chat.offers.announce(turn.request_id)
+                            self._chat.offers.announce(turn.request_id, first=True)
                         if not is_start:  # a later one would begin the message anew
                             yield chunk
             if turn.run_id is None or not (
@@ -274,7 +274,7 @@ class AIChatAgent(Agent):
         """Ask the hook whether a turn goes on after a crash; if not, it ends here."""
         told = turn.chunks()
         turn.message_id = rules.message_id_of(told, turn.message_id)
-        self._chat.offers.announce(turn.request_id)
+        self._chat.offers.announce(turn.request_id, first=not told)
         message = rules.assistant_message(turn.message_id, told, ended=None)
         parts = message["parts"] if message else []
         ctx = ChatRecovery(

@@ -469,6 +469,14 @@ class Chat:
         self.tree.touched()
 
     def _drop(self, subject: Subject) -> None:
+        """End a turn; what it has said and nobody was told yet is not told any more.
+
+        Clients clear their list at once: a chunk that came after that would begin a
+        message anew.
+        """
+        view = self.view(subject.id)
+        if view is not None:
+            view.quiet = True
         if subject.kind == "run":
             text = "skipped: the chat was cleared"
             self.tree.endings.settle(subject, Ending.by("cleared", text), None)

@@ -136,10 +136,18 @@ class Offers:
         stream = self.chat.tree.streams.open(self.chat.slot, request_id)
         return stream.committed + len(stream.staged) > 0
 
-    def announce(self, request_id: str) -> None:
-        """The first chunk is said: who was told `pending` is offered the stream."""
+    def announce(self, request_id: str, *, first: bool) -> None:
+        """A turn speaks: who was told `pending` is offered the stream.
+
+        With its `first` chunk everybody else hears it from here on: also who came when
+        it was queued behind another turn, and was offered that one.
+        """
         view = self.chat.view(request_id)
-        for connection in self._waiting.pop(request_id, ()):
+        waiting = self._waiting.pop(request_id, {})
+        if view is not None and first:
+            for connection in self.chat.tree.sockets.protocol_of(self.chat.slot):
+                view.peers[connection] = None
+        for connection in waiting:
             if connection is self.chat.origins.get(request_id):
                 continue  # it hears its own request from the first chunk on
             if view is not None:

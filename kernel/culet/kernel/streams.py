@@ -51,9 +51,13 @@ class End(NamedTuple):
 
 
 class View(Protocol):
-    """One way to show a stream: which frames, and to whom they go live."""
+    """One way to show a stream: which frames, and to whom they go live.
+
+    A `quiet` one tells nothing more but the end.
+    """
 
     peers: dict[Connection, None]
+    quiet: bool
 
     def started(self, *, replay: bool) -> list[str]:
         """Return the frames that open the stream."""
@@ -76,11 +80,12 @@ class View(Protocol):
 class RunView:
     """A run as the parent's clients see it: `agent-tool-event` frames."""
 
-    __slots__ = ("peers", "run")
+    __slots__ = ("peers", "quiet", "run")
 
     def __init__(self, run: AgentToolRun) -> None:
         self.run = run
         self.peers: dict[Connection, None] = {}
+        self.quiet = False
 
     def started(self, *, replay: bool) -> list[str]:
         """Return frame 0."""
@@ -115,12 +120,13 @@ class TurnView:
     `metadata` of an own turn may say `messageIds` and `continuation` of those frames.
     """
 
-    __slots__ = ("continuation", "message_ids", "peers", "stream")
+    __slots__ = ("continuation", "message_ids", "peers", "quiet", "stream")
 
     def __init__(self, stream: str, metadata: Any = None) -> None:
         said = metadata if isinstance(metadata, dict) else {}
         self.stream = stream
         self.peers: dict[Connection, None] = {}
+        self.quiet = False
         self.continuation = bool(said.get("continuation"))
         self.message_ids: list[str] | None = said.get("messageIds")
 
@@ -307,7 +313,7 @@ class Stream:
     def _publish(self, first: int, batch: list[str]) -> None:
         self.published = first + len(batch) + 1
         for view in self.views:
-            if view.peers:
+            if view.peers and not view.quiet:
                 texts = [
                     view.entry(first + k, body, replay=False)
                     for k, body in enumerate(batch)

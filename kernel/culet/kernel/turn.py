@@ -42,6 +42,9 @@ Chunk = Mapping[str, Any]
 _encode = msgspec.json.Encoder().encode
 _ERROR_CHARS: Final = 2_000
 _REPORTS: Final = frozenset({PROGRESS, MILESTONE})
+_SETTLES: Final = frozenset(
+    {"tool-output-available", "tool-output-error", "tool-output-denied"}
+)
 
 
 @final
@@ -203,6 +206,8 @@ class Turn:
         stream, tree = self._stream, self._node.tree
         stream.stage(body.decode())
         self.said_at = tree.now()
+        if kind in _SETTLES and not chunk.get("preliminary"):
+            tree.barrier.urge()  # lost in a crash, it would make its tool run again
         if kind in _REPORTS:
             number = stream.committed + len(stream.staged)
             tree.milestones.said(self, kind, chunk.get("data"), number)
