@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,8 @@ from culet.kernel.core.status import (
     Moved,
     Refused,
     advance,
+    ended_by,
+    own_words,
     settled,
 )
 
@@ -24,6 +27,7 @@ CELLS = list(itertools.product(STATUSES, CAUSES))
 SETTLES = {
     "finished": "completed", "failed": "error", "bad-output": "error",
     "cancelled": "aborted", "asker-ended": "aborted", "start-failed": "error",
+    "forgotten": "aborted", "skipped": "aborted",
     "recovery-exhausted": "error", "not-started": "interrupted",
     "deleted": "interrupted", "class-gone": "interrupted",
     "not-resumable": "interrupted", "budget-exceeded": "interrupted",
@@ -72,3 +76,36 @@ def test_what_ends_a_run_says_how_and_what_only_watches_does_not(cause: Cause) -
     else:
         with pytest.raises(ValueError, match=cause):
             settled(cause)
+
+
+# ---- who ended it
+
+
+class Row(NamedTuple):
+    status: str
+    reason: str | None
+
+
+@pytest.mark.rule("B-18")
+@pytest.mark.parametrize("cause", sorted(SETTLES))
+def test_a_row_names_the_cause_that_ended_it(cause: Cause) -> None:
+    assert ended_by(Row(*settled(cause))) == cause
+
+
+@pytest.mark.rule("B-18")
+@given(
+    st.text()
+    | st.sampled_from(sorted(filter(None, {r for _, r in map(settled, SETTLES)})))
+)
+def test_a_caller_s_own_words_are_never_taken_for_those_of_the_table(text: str) -> None:
+    reason = own_words(text) or "cancelled"
+    assert ended_by(Row("aborted", reason)) == "cancelled"
+    assert text in reason or not text
+
+
+@pytest.mark.rule("B-18")
+def test_what_has_not_ended_or_was_refused_has_no_cause() -> None:
+    assert ended_by(Row("running", None)) is None
+    assert ended_by(Row("running", "no-progress")) is None
+    assert ended_by(Row("error", "capacity")) is None
+    assert ended_by(Row("aborted", None)) is None, "resolved from outside"

@@ -4,7 +4,6 @@ from culet.adapters.aichat import AgentToolRequest as AgentToolRequest
 from culet.adapters.aichat import AIChatAgent as AIChatAgent
 from culet.adapters.aichat import ChatRecovery as ChatRecovery
 from culet.adapters.aichat import ChatRecoveryOptions as ChatRecoveryOptions
-from culet.adapters.aichat import Submission as Submission
 from culet.adapters.aichat import TurnResult as TurnResult
 from culet.adapters.anthropic import AnthropicModel as AnthropicModel
 from culet.adapters.chat import ChatResponse as ChatResponse
@@ -21,6 +20,8 @@ from culet.adapters.remote import ModelUnavailable as ModelUnavailable
 from culet.adapters.routed import RoutedAgent as RoutedAgent
 from culet.adapters.routed import RoutedAgents as RoutedAgents
 from culet.adapters.scripted import ScriptedModel as ScriptedModel
+from culet.adapters.submissions import Submission as Submission
+from culet.adapters.submissions import Submissions as Submissions
 from culet.adapters.think import Think as Think
 from culet.adapters.tooling import Tool as Tool
 from culet.adapters.tooling import ToolContext as ToolContext

@@ -21,6 +21,7 @@ from culet.adapters import messages as rules
 from culet.adapters import notice
 from culet.adapters.chat import LANE, Chat, ChatResponse
 from culet.adapters.messages import Message
+from culet.adapters.submissions import Submission, Submissions, TurnStatus, Wish
 from culet.kernel import (
     Agent,
     AgentToolRun,
@@ -33,9 +34,9 @@ from culet.kernel import (
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
 from culet.kernel.core.chunks import text_of
-from culet.kernel.core.run import Status
+from culet.kernel.core.status import ended_by
 from culet.kernel.endings import Ending
-from culet.kernel.errors import UsageError
+from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
 from culet.kernel.streams import End
@@ -44,19 +45,11 @@ log = logging.getLogger("culet.adapters")
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn ended that was waited for."""
+    """How a turn ended that was waited for; `skipped`: it was cleared before it began."""
 
     request_id: str
-    status: Status
+    status: TurnStatus
     error: str | None = None
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that is owed. `accepted` is False when the key was known already."""
-
-    request_id: str
-    accepted: bool
-    status: Status
 
 
 class AgentToolRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,25 +176,38 @@ class AIChatAgent(Agent):
         self,
         messages: Sequence[Message],
         *,
+        submission_id: str | None = None,
         idempotency_key: str | None = None,
+        metadata: Any = None,
         body: dict[str, Any] | None = None,
     ) -> Submission:
-        """Owe a turn and return at once; the same key is the same turn, whatever it holds."""
+        """Owe a turn and return at once; a known id or key is that turn, whatever it holds.
+
+        `metadata` is kept with it. Raises `UsageError` for no messages, and when id and
+        key are of two submissions. See `submissions`.
+        """
         given = _checked(messages)
         if not given:
             raise UsageError("submit_messages wants at least one message")
-        fibers, slot = self._node.tree.fibers, self._node.slot
-        known = (
-            None if idempotency_key is None
-            else fibers.get(slot, None, idempotency_key)
-        )  # fmt: skip
-        request_id = self._chat.ask(given, body=body, key=idempotency_key)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        row = fibers.get(slot, request_id, None)
-        assert row is not None
-        return Submission(
-            request_id=request_id, accepted=known is None, status=row.status
+        wish = Wish(id=submission_id, key=idempotency_key, metadata=metadata)
+        wish.check(self._node.tree.kernel.limits.shown_bytes)
+        self._node.check()
+        known = self.submissions.known(wish)
+        request_id = (
+            self._chat.ask(given, body=body, wish=wish)
+            if known is None
+            else known.request_id
         )
+        await trio.lowlevel.checkpoint_if_cancelled()
+        found = self.submissions.get(request_id)
+        if found is None:
+            raise NotFound("the submission was deleted meanwhile")
+        return msgspec.structs.replace(found, accepted=known is None)
+
+    @property
+    def submissions(self) -> Submissions:
+        """The turns that `submit_messages` has asked for: look, cancel, forget."""
+        return Submissions(self._chat)
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         """Upsert messages by id, without a turn; the clients see them."""
@@ -225,7 +231,9 @@ class AIChatAgent(Agent):
 
     async def _joined(self, request_id: str) -> TurnResult:
         row = await self._node.tree.fibers.join(self._node.slot, request_id)
-        return TurnResult(request_id=row.id, status=row.status, error=row.error)
+        skipped = ended_by(row) == "skipped"
+        status: TurnStatus = "skipped" if skipped else row.status
+        return TurnResult(request_id=row.id, status=status, error=row.error)
 
     # ---- a turn
 
@@ -395,6 +403,7 @@ _OWN = frozenset(
         "messages",
         "save_messages",
         "submit_messages",
+        "submissions",
         "add_messages",
         "continue_last_turn",
         "clear_messages",

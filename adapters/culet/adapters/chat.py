@@ -9,7 +9,8 @@ the transcript after the last chunk and before the terminal frame.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -19,6 +20,7 @@ from culet.adapters import messages as rules
 from culet.adapters.approvals import from_client
 from culet.adapters.messages import Message
 from culet.adapters.resume import Offers
+from culet.adapters.submissions import SKIPPED, Wish
 from culet.adapters.transcript import Note, Transcript
 from culet.adapters.waiting import Waiting
 from culet.kernel.core import clientframes as client
@@ -42,8 +44,16 @@ _TURNS: Final = (
 )
 _STREAMS: Final = "SELECT id FROM fiber WHERE owner = ? AND kind = 'turn'"
 _OLD: Final = (
-    "SELECT id, key FROM fiber WHERE owner = ? AND kind = 'turn'"
+    "SELECT id, key IS NOT NULL OR ifnull(json_extract(metadata, '$.submission.named'), 0)"
+    " FROM fiber WHERE owner = ? AND kind = 'turn'"
     " AND status <> 'running' ORDER BY born DESC LIMIT 16 OFFSET ?"
+)
+_PENDING: Final = (
+    "SELECT 1 FROM job WHERE owner = ? AND kind = 'turn' AND what = ? AND begun = 0"
+)
+_ADDED: Final = (
+    "SELECT value FROM fiber, json_each(metadata, '$.submission.added')"
+    " WHERE owner = ? AND fiber.id = ?"
 )
 
 
@@ -132,10 +142,13 @@ class Chat:
         messages: Sequence[Message],
         *,
         body: Mapping[str, Any] | None = None,
-        key: str | None = None,
+        wish: Wish | None = None,
         continues: Message | None = None,
     ) -> str:
-        """Owe a turn that the agent itself asks for; returns its request id."""
+        """Owe a turn that the agent itself asks for; returns its request id.
+
+        With a `wish`, which nobody has made before, it is a submission.
+        """
         self.node.check()
         if key is not None:
             known = self.tree.fibers.get(self.slot, None, key)
@@ -144,7 +157,8 @@ class Chat:
         roles = self.transcript.roles()
         self._check_room(roles, messages, 0)
         here = ambient.get()
-        request_id = self.tree.kernel.chance.id()
+        wished = None if wish is None else wish.id
+        request_id = wished or self.tree.kernel.chance.id()
         fields: dict[str, Any] = {"trigger": "submit-message"}
         if body:
             fields["body"] = dict(body)
@@ -158,7 +172,9 @@ class Chat:
         about: dict[str, Any] = {"messageIds": rules.trailing_user_ids(messages)}
         if continues is not None:
             about = {"continuation": True}
-        self._owe(request_id, payload, about, key)
+        if wish is not None:
+            about |= wish.row([m["id"] for m in messages if m["id"] not in roles])
+        self._owe(request_id, payload, about, None if wish is None else wish.key)
         self.tell()
         return request_id
 
@@ -215,10 +231,44 @@ class Chat:
         if not old:
             return
         with self.node.db.transaction():
-            self.transcript.drop_streams(turn for turn, _key in old)
+            self.transcript.drop_streams(turn for turn, _named in old)
         with self.tree.transaction():
-            for turn, key in old:
-                if key is None:
+            for turn, named in old:
+                if not named:
+    def drop_turns(self, request_ids: Sequence[str]) -> None:
+        """Forget turns that have ended, with what they have streamed: one step."""
+        if not request_ids:
+            return
+        with self._step():
+            with self.node.db.transaction():
+                self.transcript.drop_streams(request_ids)
+            with self.tree.transaction():
+                for request_id in request_ids:
+                    sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
+                    self.tree.db.execute(sql, (self.slot, request_id))
+
+    def withdraw(self, request_id: str, reason: str | None, *, begun: bool) -> None:
+        """End a submission; one that has not begun takes back what it brought: a step."""
+        subject = self.tree.endings.subject(self.slot, request_id)
+        assert subject is not None  # its row was found in this step
+        with self._step():
+            if not begun:
+                added = self.tree.db.execute(_ADDED, (self.slot, request_id))
+                with self.node.db.transaction():
+                    self.transcript.delete(message_id for (message_id,) in added)
+            self.tree.endings.cancel(subject, reason)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """What commits in two files: half of it restarts the tree from its record."""
+        before = self.tree.barrier.count
+        try:
+            yield
+        except StorageError as error:
+            if self.tree.barrier.count != before:
+                self.tree.fail(error)
+            raise
+
                     sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
                     self.tree.db.execute(sql, (self.slot, turn))
 
@@ -440,8 +490,7 @@ class Chat:
     def clear(self, *, without: Connection | None = None) -> None:
         """Forget all messages; turns end, a run's with an error that says why."""
         self.node.check()
-        before = self.tree.barrier.count
-        try:
+        with self._step():
             self._clear()
         except StorageError as error:
             if self.tree.barrier.count != before:
@@ -474,6 +523,8 @@ class Chat:
         Clients clear their list at once: a chunk that came after that would begin a
         message anew.
         """
+        elif self.tree.db.execute(_PENDING, (subject.slot, subject.id)):
+            self.tree.endings.cancel(subject, SKIPPED, Ending.by("skipped"))
         view = self.view(subject.id)
         if view is not None:
             view.quiet = True
@@ -482,7 +533,8 @@ class Chat:
             self.tree.endings.settle(subject, Ending.by("cleared", text), None)
             self.tree.stop_worker(subject.slot, subject.id, text)
         else:
-            self.tree.endings.cancel(subject, "the chat was cleared")
+            why = Ending.by("forgotten")
+            self.tree.endings.cancel(subject, "the chat was cleared", why)
 
 
 def _context(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import trio
 
 from .calls import UNENCODABLE, stored_json
 from .core.run import AgentToolRun, Status
-from .core.status import Cause, settled
+from .core.status import Cause, own_words, settled
 from .errors import CuletError, UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
 from .node import State
@@ -98,7 +98,7 @@ class Ending:
     ) -> Ending:
         """Return how a cause ends what runs; a `reason` of its own stands for the table's."""
         moved = settled(cause)
-        why = reason or moved.reason
+        why = own_words(reason) or moved.reason
         return cls(moved.status, why, error, output, summary, usage)
 
 

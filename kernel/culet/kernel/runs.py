@@ -515,7 +515,7 @@ class Runs:
             child = self._row(node.slot, run.run_id)
             if child is None:
                 continue  # cleared by somebody else meanwhile
-            self.cancel(node.slot, run.run_id, "cleared")
+            self.cancel(node.slot, run.run_id, ending=Ending.by("forgotten"))
             self._forget(node, run.run_id)
             count += 1
             if self.tree.is_live_slot(child):

@@ -13,6 +13,9 @@ import msgspec
 DEPTH_MAX: Final = 4  # of a path, root included
 FORWARDS_MAX: Final = 4  # of one request, from root to root
 NAME_MAX: Final = 256  # code points of one agent name
+KEY_MAX: Final = 1024  # code points of an idempotency key
+SUBMISSIONS_PAGE: Final = 100  # of a chat, listed or forgotten at once
+SUBMISSIONS_MAX: Final = 500  # when somebody asks for more
 TAGS_MAX: Final = 9  # of a connection, besides its id
 TAG_MAX: Final = 256  # code points of one
 CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire

@@ -7,9 +7,9 @@ about what happened first:
 - `completed`: the turn came to its end and its output was valid.
 - `error`: it failed by itself. It raised, its output did not fit, it could not be
   started, it was taken up again and again without getting anywhere, its deadline has
-  passed, or the chat that it wrote was cleared.
-- `aborted`: somebody with the right to do so ended it, by id; or whoever asked for it
-  ended, and took along what it was waiting for.
+  passed, nothing was left of its budget, or the chat that it wrote was cleared.
+- `aborted`: somebody with the right to do so ended it, by id, or cleared away what it
+  belonged to; or whoever asked for it ended, and took along what it was waiting for.
 - `interrupted`: nobody wanted it to end, and yet it cannot go on. Its facet was
   deleted, its class is gone, it was cut and cannot or will not be resumed, its budget
   is over, or it was given up because it said nothing.
@@ -25,13 +25,18 @@ nothing for a while, to be cut by a crash: these are causes too, and the table s
 each that the run's status stands. Silence is not death; watching is not doing. (A cut
 turn that cannot go on is settled later, by its job, with a cause of its own.)
 
+Status and reason together name the cause (`ended_by`), so a row tells who ended it: the
+table has no pair twice. A caller that cancels may say why in words of its own; words of
+the table are put in quotation marks then (`own_words`), for they are not its to say. A
+process that shuts down ends nothing, so there is no cause for it.
+
 The table is total: it has a cell for each status and cause, and a test enumerates it.
 A refusal is a value and not an exception, because to come late is normal.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 from culet.kernel.core.limits import TERMINALS
 from culet.kernel.core.run import Status
@@ -40,9 +45,12 @@ Cause = Literal[
     # the turn itself
     "finished",
     "failed",
+    "over-budget",
     "bad-output",
     # who may end it
     "cancelled",
+    "forgotten",
+    "skipped",
     "asker-ended",
     # what makes it impossible
     "start-failed",
@@ -87,8 +95,11 @@ class Refused(NamedTuple):
 _SETTLES: Final[dict[Cause, Moved]] = {
     "finished": Moved("completed", None),
     "failed": Moved("error", "failed"),
+    "over-budget": Moved("error", "over-budget"),
     "bad-output": Moved("error", "bad-output"),
     "cancelled": Moved("aborted", "cancelled"),
+    "forgotten": Moved("aborted", "cleared"),
+    "skipped": Moved("aborted", "skipped"),
     "asker-ended": Moved("aborted", "asker-ended"),
     "start-failed": Moved("error", "start-failed"),
     "recovery-exhausted": Moved("error", "recovery-exhausted"),
@@ -125,6 +136,38 @@ TABLE: Final[dict[tuple[Status, Cause], Moved | Refused]] = {
 def advance(current: Status, cause: Cause) -> Moved | Refused:
     """Return what a cause does to a run or fiber that stands at `current`."""
     return TABLE[current, cause]
+
+
+_BY: Final[dict[tuple[str, str | None], Cause]] = {
+    (moved.status, moved.reason): cause for cause, moved in _SETTLES.items()
+}
+assert len(_BY) == len(_SETTLES)
+_WORDS: Final = frozenset(m.reason for m in _SETTLES.values()) - {None, "cancelled"}
+
+
+class Ended(Protocol):
+    """What `ended_by` needs of a run, fiber or turn."""
+
+    @property
+    def status(self) -> Status: ...  # noqa: D102
+    @property
+    def reason(self) -> str | None: ...  # noqa: D102
+
+
+def ended_by(row: Ended) -> Cause | None:
+    """Return the cause that ended a run, fiber or turn, as its row tells it.
+
+    None: it has not ended, was refused, or somebody resolved it from outside.
+    """
+    known = _BY.get((row.status, row.reason))
+    if known is not None or row.status != "aborted" or row.reason is None:
+        return known
+    return "cancelled"
+
+
+def own_words(reason: str | None) -> str | None:
+    """Return a caller's reason so that it is no word of the table."""
+    return f'"{reason}"' if reason in _WORDS else reason
 
 
 def settled(cause: Cause) -> Moved:
