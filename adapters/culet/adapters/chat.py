@@ -150,10 +150,6 @@ class Chat:
         With a `wish`, which nobody has made before, it is a submission.
         """
         self.node.check()
-        if key is not None:
-            known = self.tree.fibers.get(self.slot, None, key)
-            if known is not None:
-                return known.id
         roles = self.transcript.roles()
         self._check_room(roles, messages, 0)
         here = ambient.get()
@@ -224,7 +220,8 @@ class Chat:
     def _forget_old(self) -> None:
         """Drop what turns long past have streamed: their messages say the same.
 
-        Their rows go as well, but those with a key, which is to be known for ever.
+        Their rows go as well, but those with a key or an id that somebody gave: they are
+        known until they are deleted.
         """
         keep = self.tree.kernel.limits.retained_turns
         old = self.tree.db.execute(_OLD, (self.slot, keep))
@@ -235,6 +232,9 @@ class Chat:
         with self.tree.transaction():
             for turn, named in old:
                 if not named:
+                    sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
+                    self.tree.db.execute(sql, (self.slot, turn))
+
     def drop_turns(self, request_ids: Sequence[str]) -> None:
         """Forget turns that have ended, with what they have streamed: one step."""
         if not request_ids:
@@ -268,9 +268,6 @@ class Chat:
             if self.tree.barrier.count != before:
                 self.tree.fail(error)
             raise
-
-                    sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
-                    self.tree.db.execute(sql, (self.slot, turn))
 
     def add(
         self, messages: Sequence[Message], *, without: Connection | None = None
@@ -492,10 +489,6 @@ class Chat:
         self.node.check()
         with self._step():
             self._clear()
-        except StorageError as error:
-            if self.tree.barrier.count != before:
-                self.tree.fail(error)  # half a step
-            raise
         skipped = () if without is None else (without,)
         blob = Blob(frames.CHAT_CLEAR)
         self.tree.sockets.push_all(self.slot, blob, without=skipped)
@@ -523,8 +516,6 @@ class Chat:
         Clients clear their list at once: a chunk that came after that would begin a
         message anew.
         """
-        elif self.tree.db.execute(_PENDING, (subject.slot, subject.id)):
-            self.tree.endings.cancel(subject, SKIPPED, Ending.by("skipped"))
         view = self.view(subject.id)
         if view is not None:
             view.quiet = True
@@ -532,6 +523,8 @@ class Chat:
             text = "skipped: the chat was cleared"
             self.tree.endings.settle(subject, Ending.by("cleared", text), None)
             self.tree.stop_worker(subject.slot, subject.id, text)
+        elif self.tree.db.execute(_PENDING, (subject.slot, subject.id)):
+            self.tree.endings.cancel(subject, SKIPPED, Ending.by("skipped"))
         else:
             why = Ending.by("forgotten")
             self.tree.endings.cancel(subject, "the chat was cleared", why)
