@@ -96,6 +96,7 @@ FAULTS = [
     ("trigger effect_absorbs", "DROP TRIGGER main.effect_absorbs"),
     ("effect 1 (pay) is without a live owner", EFFECT.replace("'root0'", "'below'")),
     ("result of effect 1 (pay) is no JSON", EFFECT.replace("'7'", "'{'")),
+    ("2 times, 3 times without", "UPDATE main.job SET attempts = 3, tries = 2 WHERE kind = 'turn'"),
     (f"newer than {len(schema.TREE)}", "PRAGMA main.user_version = 9"),
     ("due at -5", "UPDATE main.job SET due_at = -5 WHERE what = 'tick'"),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from .errors import UsageError
 log = logging.getLogger("culet.kernel")
 COLUMNS: Final = (
     "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
-    " begun, held, paused, dead, error, snapshot, created_at"
+    " begun, held, paused, dead, error, snapshot, created_at, tries"
 )
 
 
@@ -44,6 +44,7 @@ class JobRow(NamedTuple):
     error: str | None
     snapshot: str | None
     created_at: int
+    tries: int = 0  # of a turn, in all
 
 
 @final

@@ -78,7 +78,8 @@ _LANES: Final = f"SELECT DISTINCT owner, lane FROM job WHERE {_FREE}"
 _SLOT: Final = f"SELECT min(due_at) FROM job WHERE {_FREE}"
 _LEFT: Final = "SELECT min(due_at) FROM job WHERE dead = 0 AND paused = 0"
 _TAKE: Final = (
-    "UPDATE job SET held = ?, attempts = min(attempts, 1000000) + 1, begun = begun OR kind = 'turn'"
+    "UPDATE job SET held = ?, attempts = min(attempts, 1000000) + 1,"
+    " tries = min(tries, 1000000) + (kind = 'turn'), begun = begun OR kind = 'turn'"
     f" WHERE id = ? AND {_FREE} RETURNING {COLUMNS}"
 )
 _LAST_ID: Final = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'job'"
@@ -90,7 +91,8 @@ _DELETE: Final = "DELETE FROM job WHERE id = ? AND held = ?"
 _MINE: Final = "SELECT paused FROM job WHERE id = ? AND held = ?"
 _INSERT: Final = (
     "INSERT INTO job (owner, kind, what, payload, every, at, due_at, lane, key, retry,"
-    " attempts, begun, held, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " attempts, tries, begun, held, created_at)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
     " RETURNING id"
 )
 
@@ -157,7 +159,8 @@ class Jobs:
         due = at if due_at is None else due_at
         values = (
             owner, kind, what, encoded, every, at, due, lane, key, retry,
-            int(held is not None), int(begun), held, self.tree.now(),
+            int(held is not None), int(held is not None and kind == "turn"),
+            int(begun), held, self.tree.now(),
         )  # fmt: skip
         job_id = int(self.db.execute(_INSERT, values)[0][0])
         self.last_id = max(self.last_id, job_id)
@@ -451,8 +454,9 @@ class Jobs:
         begun = int(taken.begun_before and taken.row.kind == "turn")
         with self.tree.transaction():
             self.db.execute(
-                "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0), begun = ?,"
-                " due_at = ? WHERE id = ? AND held = ?",
+                "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0),"
+                " tries = max(tries - 1, 0), begun = ?, due_at = ?"
+                " WHERE id = ? AND held = ?",
                 (begun, self.tree.now() + wait_ms, taken.row.id, taken.take),
             )
         taken.over = taken.again = True
@@ -469,7 +473,7 @@ class Jobs:
         taken.began = self.tree.now()
         if self._beyond(taken):  # it killed the process each time
             if self.mine(taken):
-                self._end(taken, taken.row.error or "the process ended each time")
+                self._end(taken, self._why_beyond(taken))
             return
         if taken.row.every is not None and self._missed(taken):
             return
@@ -508,8 +512,11 @@ class Jobs:
         """Whether it was taken more often than its kind may be.
 
         Its own policy may allow less, but that is of calls that failed: a process that
-        ended, or an owner that did not start, may never have come to call it.
+        ended, or an owner that did not start, may never have come to call it. A turn has
+        a bound that nothing it says sets back: one word in each life would keep it for ever.
         """
+        if taken.row.tries > self.tree.kernel.limits.tries:
+            return True
         least = self.tree.kernel.limits.attempts
         if taken.attempts <= least:
             return False
@@ -517,6 +524,13 @@ class Jobs:
         if taken.attempts <= limit:
             return False
         return self._verdict(taken, limit) != "keep-trying"
+
+    def _why_beyond(self, taken: Taken) -> str:
+        limit = self.tree.kernel.limits.tries
+        why = taken.row.error or "the process ended each time"
+        if taken.row.tries <= limit:
+            return why
+        return f"taken up {limit} times, however far it came (limits.tries): {why}"
 
     def _missed(self, taken: Taken) -> bool:
         """Move on from a tick that its policy does not make up for; whether it was one."""
@@ -689,8 +703,8 @@ class Jobs:
                 self.touch(row.owner, row.lane)
                 if planned or job_id in self._waiting:
                     self.db.execute(
-                        "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0)"
-                        " WHERE id = ?",
+                        "UPDATE job SET held = NULL, attempts = max(attempts - 1, 0),"
+                        " tries = max(tries - 1, 0) WHERE id = ?",
                         (job_id,),
                     )
                     continue

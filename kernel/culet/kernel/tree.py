@@ -621,15 +621,20 @@ class Tree:
         n = int(self.db.execute(sql, (slot, stream))[0][0] or 0)
         return End(found.status, found.reason, found.error, None, n)
 
-    def credit(self, slot: str, what: str) -> None:
-        """Progress of a turn counts for those that wait for it, at every depth."""
+    def credit(self, slot: str, what: str, *, anew: bool = False) -> None:
+        """Progress of a turn counts for those that wait for it, at every depth.
+
+        `anew`: what no progress sets back begins anew as well.
+        """
         with self.transaction():
             here: tuple[str, str] | None = (slot, what)
             while here is not None:
                 self.db.execute(
-                    "UPDATE job SET attempts = 1 WHERE owner = ? AND what = ?"
-                    " AND kind IN ('turn', 'fiber') AND attempts > 1",
-                    here,
+                    "UPDATE job SET attempts = min(attempts, 1),"
+                    " tries = iif(?3, min(tries, 1), tries) WHERE owner = ?1 AND"
+                    " what = ?2 AND kind IN ('turn', 'fiber')"
+                    " AND (attempts > 1 OR (?3 AND tries > 1))",
+                    (*here, int(anew)),
                 )
                 sql = "SELECT owner, asker FROM run WHERE child = ? AND id = ?"
                 rows = self.db.execute(sql, here)

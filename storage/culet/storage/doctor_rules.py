@@ -126,6 +126,15 @@ _SINCE: Final[dict[int, tuple[tuple[str, str], ...]]] = {  # schemas of `tree.db
             """,
         ),
     ),
+    3: (
+        (
+            "The turn {} of agent {} was taken {} times, {} times without progress.",
+            """
+            SELECT job.what, job.owner, job.tries, job.attempts FROM job
+            WHERE job.kind = 'turn' AND job.tries < job.attempts
+            """,
+        ),
+    ),
 }
 _AGENT_RULES: Final[tuple[tuple[str, str], ...]] = (
     (
@@ -235,7 +244,7 @@ def check_file(connection: sqlite3.Connection, *, tree: bool) -> list[str]:
     for since, more in _SINCE.items() if tree else ():
         if version >= since:
             rules += more
-            guards += _GUARDS_SINCE[since]
+            guards += _GUARDS_SINCE.get(since, ())
     problems += [
         f"The trigger {name} is missing." for name in guards if name not in there
     ]

@@ -148,6 +148,11 @@ BEGIN SELECT RAISE(ABORT, 'an outcome is for good'); END;
 -- what older turns have begun is in no ledger
 INSERT INTO meta (key, value) SELECT 'effects_after', coalesce(max(id), 0) FROM job;
 """,
+    """
+-- How often a turn was taken in all: what it says in between takes nothing back.
+ALTER TABLE job ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+UPDATE job SET tries = attempts WHERE kind = 'turn';
+""",
 )
 
 AGENT: Final[tuple[str, ...]] = (

@@ -54,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     misfire_grace_s: float = 60.0  # late: then a tick with misfire="none" is skipped
     job_timeout_s: float = 600.0  # one callback or hook
     attempts: int = 5  # without progress
+    tries: int = 25  # of one turn in all, however far each comes
     start_attempts: int = 3
     fiber_recovery_s: float = 86_400.0  # of age: then a hook that failed rests
     backoff_base_s: float = 1.0
@@ -159,3 +160,4 @@ DEFAULT: Final = Limits()
 assert DEFAULT.replay_page_bytes < DEFAULT.outbox_bytes
 assert DEFAULT.chunk_bytes <= DEFAULT.staged_bytes
 assert DEFAULT.message_bytes <= DEFAULT.body_bytes
+assert DEFAULT.attempts <= DEFAULT.tries
