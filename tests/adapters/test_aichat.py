@@ -669,7 +669,7 @@ class Boss(Agent):
         return await self.run_agent_tool(Talker, text, run_id=run_id)
 
     async def stop(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
 
 async def test_a_run_s_input_is_a_message_and_its_answer_the_summary(

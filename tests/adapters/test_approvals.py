@@ -93,7 +93,7 @@ class Clerk(Think):
         return self.runs.list()
 
     async def cancel_all(self) -> list[str | None]:
-        return [await self.runs.cancel(run.run_id) for run in self.runs.list()]
+        return [(await self.runs.cancel(r.run_id)).status for r in self.runs.list()]
 
     async def goes_on(self) -> None:
         await self.continue_last_turn()

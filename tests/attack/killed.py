@@ -84,7 +84,7 @@ class Hub(Agent):
 
     @rpc
     async def stop(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
     @rpc
     async def fiber(self, fiber_id: str, steps: int) -> None:

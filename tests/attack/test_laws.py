@@ -157,11 +157,11 @@ async def test_a_run_cancelled_at_any_moment_is_aborted_whatever_it_swallows(
                 nursery.start_soon(waiting)
                 await trio.sleep(chance.random() * 0.05)
                 with trio.fail_after(0.5):
-                    standing = await hub.runs.cancel(run_id)
+                    standing = (await hub.runs.cancel(run_id)).status
                 assert standing in ("aborted", None)
                 if standing is None:  # not asked for yet
                     await until(lambda: hub.runs.get(run_id) is not None)
-                    assert await hub.runs.cancel(run_id) == "aborted"
+                    assert (await hub.runs.cancel(run_id)).status == "aborted"
 
         for batch in range(10):
             async with trio.open_nursery() as nursery:
@@ -191,7 +191,7 @@ async def test_a_run_that_never_stops_is_quarantined_and_others_are_served(
             await hub.run_agent_tool(Stubborn, -1, run_id="r", detached=True)
             await until(lambda: "r" in Stubborn.inside)
             node = w.node("r")
-            assert await hub.runs.cancel("r") == "aborted"
+            assert (await hub.runs.cancel("r")).status == "aborted"
             await until(lambda: node in tree(w).remnants)
             with pytest.raises(FacetAborted):
                 node.agent.sql("SELECT 1")
@@ -234,7 +234,7 @@ async def test_a_hundred_hung_starts_do_not_slow_their_parent(tmp_path: Path) ->
         hub = w.node().agent
         began = time.perf_counter()
         for i in range(100):
-            assert await hub.runs.cancel(f"r{i}") == "aborted"
+            assert (await hub.runs.cancel(f"r{i}")).status == "aborted"
         await until(lambda: len(tree(w).nodes) <= 2)
         assert time.perf_counter() - began < 5
 

@@ -89,7 +89,7 @@ async def test_a_queue_of_everything_moves_on_behind_what_hangs(tmp_path: Path) 
         await trio.sleep(0.1)
         with trio.fail_after(2):
             for i in range(10):
-                assert await hub.runs.cancel(f"r{i}") == "aborted"
+                assert (await hub.runs.cancel(f"r{i}")).status == "aborted"
         await hub.schedule(0, "fired", "x")
         await until(lambda: hub.sql("SELECT count(*) AS n FROM sqlite_master "
                                     "WHERE name = 'note'")[0].n == 1)  # fmt: skip

@@ -138,7 +138,7 @@ class Hub(Agent):
 
     @rpc
     async def stop(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
     @rpc
     async def statuses(self) -> dict[str, str]:

@@ -375,7 +375,7 @@ async def test_a_cancel_in_a_turn_of_the_owner_is_delivered_and_blocks_nobody(
         async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
             await self.run_agent_tool(Kid, LONG, run_id="in", detached=FINISH)
             await trio.sleep(1)
-            yield say(str(await self.runs.cancel("in")))
+            yield say(str((await self.runs.cancel("in")).status))
             await trio.sleep(5)
 
     async with open_test_kernel(roots=[Top], facets=[Cancels, Worker, Kid]) as test:

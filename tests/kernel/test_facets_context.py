@@ -382,7 +382,7 @@ async def test_no_agent_acts_for_another_by_id(clock: object) -> None:
             assert other.queue.clear() == 0
             assert other.fibers.cancel("f") is other.fibers.cancel(key="key") is None
             assert not other.fibers.delete()
-            assert await other.runs.cancel("r") is None
+            assert (await other.runs.cancel("r")).status is None
             assert await other.runs.clear() == 0
             await other.dynamic_agents.delete(Owner, "below")
             assert other.schedules.list() == other.queue.list() == []

@@ -67,7 +67,7 @@ class Top(Kid):
         return [run.status, run.reason, run.error]
 
     async def stop(self, run_id: str) -> Any:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
     async def ends(self) -> list[Any]:
         return [[r.run_id, r.status] for r in self.runs.list()]

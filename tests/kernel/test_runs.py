@@ -183,7 +183,7 @@ class Top(Hearing):
         return [run.status, run.reason]
 
     async def cancel(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
     async def delivered(self, run: AgentToolRun) -> None:
         HOOKS.append(("delivered", run.run_id, run.status))

@@ -205,7 +205,7 @@ async def test_cancel_reaches_a_turn_that_goes_on_after_a_crash(clock: object) -
         await test.advance(2)
         assert SEEN[-1] >= 1
         seen = len(SEEN)
-        assert await me.runs.cancel("r", "x") == "aborted"
+        assert (await me.runs.cancel("r", "x")).status == "aborted"
         await test.advance(10)
         assert len(SEEN) == seen
         me = await again(test)
@@ -282,7 +282,7 @@ async def test_a_cancel_needs_nobody_who_waits(clock: object) -> None:
         me = await top(test)
         with trio.move_on_after(1):
             await me.run_agent_tool(Kid, [["sleep", 99]], run_id="r")
-        assert await me.runs.cancel("r", "x") == "aborted"
+        assert (await me.runs.cancel("r", "x")).status == "aborted"
         run = me.runs.get("r")
         assert (run.status, run.reason) == ("aborted", "x")
         assert run.completed_at is not None
@@ -307,7 +307,7 @@ async def test_a_facet_that_cannot_be_reached_is_cancelled_and_delivered(
         policy = Detached(on_finish="delivered")
         await me.run_agent_tool(cls, 1, run_id="r", detached=policy)
         await test.advance(1)
-        assert await me.runs.cancel("r", "x") == "aborted"
+        assert (await me.runs.cancel("r", "x")).status == "aborted"
         await test.advance(3)
         assert ("delivered", "r", "aborted") in HEARD
         await test.advance(400)

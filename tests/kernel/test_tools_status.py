@@ -182,7 +182,7 @@ async def test_what_comes_late_reads_who_was_first(clock: object) -> None:
     async with opened() as test:
         me = await top(test)
         run = await me.run_agent_tool(Kid, [["say", "x"]], run_id="done")
-        assert await me.runs.cancel("done", "late") == "completed"
+        assert (await me.runs.cancel("done", "late")).status == "completed"
         async with trio.open_nursery() as nursery:
             ask(nursery, me, Kid, [["sleep", 99]], run_id="gone")
             await test.advance(1)

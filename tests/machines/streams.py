@@ -63,7 +63,7 @@ class Writer(Agent):
         await self.run_agent_tool(Spoken, run_id, run_id=run_id, detached=True)
 
     async def stop(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
 
 class SlowPeer(RecordingPeer):

@@ -106,7 +106,7 @@ class Root(Actor):
         return run.status
 
     async def cancel(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
 
 class Worker(Actor):

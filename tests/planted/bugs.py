@@ -105,7 +105,7 @@ class Parent(World):
         return "completed"
 
     async def stop(self, run_id: str) -> str | None:
-        return await self.runs.cancel(run_id)
+        return (await self.runs.cancel(run_id)).status
 
 
 def one_run(cls: type[Agent], how: str = "run") -> Body:

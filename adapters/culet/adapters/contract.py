@@ -91,7 +91,7 @@ class _Asker(Agent):
         return self.runs.get(run_id)
 
     async def stop(self, run_id: str, reason: str) -> str | None:
-        return await self.runs.cancel(run_id, reason)
+        return (await self.runs.cancel(run_id, reason)).status
 
     async def frames(self, run_id: str, after: int) -> list[Any]:
         return [f async for f in self.runs.replay(run_id, after)]

@@ -38,6 +38,10 @@ from .milestones import Progress as Progress
 from .milestones import Reports as Reports
 from .plans import Due as Due
 from .pump import ChildAdapter as ChildAdapter
+from .receipts import CancelReceipt as CancelReceipt
+from .receipts import DroppedCall as DroppedCall
+from .receipts import EndedWork as EndedWork
+from .receipts import Withdrawn as Withdrawn
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection
 from .stops import AbortReceipt as AbortReceipt

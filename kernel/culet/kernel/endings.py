@@ -21,12 +21,15 @@ from .core.run import AgentToolRun, Status
 from .core.status import Cause, own_words, settled
 from .errors import CuletError, UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
+from .jobrows import COLUMNS, JobRow
 from .node import State
+from .receipts import Withdrawn
 from .sql import end_stale
 from .streams import End, Stream
 
 if TYPE_CHECKING:
     from .jobs import Taken
+    from .stops import Stopping
     from .tree import Tree
 
 BELOW: Final = (
@@ -54,11 +57,19 @@ _LIMITS_OF_RUN: Final = "owner = ? AND kind = 'limit' AND what = ? AND payload I
 _RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id = ?"
 _ASKED_RUNS: Final = (
     "SELECT owner, id, child FROM run"
-    " WHERE owner = ? AND asker = ? AND status = 'running'"
+    " WHERE owner = ? AND asker = ? AND status = 'running' ORDER BY born"
 )
 _ASKED_FIBERS: Final = (
     "SELECT owner, id, kind FROM fiber"
-    " WHERE owner = ? AND asker = ? AND status = 'running'"
+    " WHERE owner = ? AND asker = ? AND status = 'running' ORDER BY born"
+)
+_CALLS_BELOW: Final = (  # that its code made, or a facet which is there for a run below
+    f"{BELOW}SELECT {COLUMNS} FROM job WHERE owner IN (SELECT slot FROM sub)"
+    " AND kind IN ('call', 'queue') AND (maker IS NOT NULL OR owner IN"
+    " (SELECT child FROM run WHERE owner IN (SELECT slot FROM sub))) ORDER BY id"
+)
+_CHILDREN_BELOW: Final = (
+    f"{BELOW}SELECT child FROM run WHERE owner IN (SELECT slot FROM sub)"
 )
 
 
@@ -107,9 +118,25 @@ class _Step:
     """One settle or cancel on its way: who ends how, top first."""
 
     ends: list[tuple[Subject, Ending]]
+    tops: list[str] = field(default_factory=list)  # agents of the runs that it cancels
     fibers: dict[Subject, FiberEnded] = field(default_factory=dict)  # if anybody hears
     forget: bool = False
     told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
+    calls: list[JobRow] = field(default_factory=list)  # that are not owed any more
+
+
+@dataclass(slots=True)
+class Cancelled:
+    """What one cancel did. `status`: what stands; None: there is no such row.
+
+    `stopping` is None when this cancel ended nothing.
+    """
+
+    status: Status | None
+    told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
+    calls: list[JobRow] = field(default_factory=list)
+    questions: list[Withdrawn] = field(default_factory=list)
+    stopping: Stopping | None = None
 
 
 @dataclass(slots=True)
@@ -161,16 +188,24 @@ class Endings:
             todo += [(s.slot, s.id) for s in found]
         return out
 
+    def ends_with(self, subject: Subject) -> list[Subject]:
+        """Return what `subject` waits for, with all that goes on below the runs of it."""
+        asked = self.asked_by(subject)
+        runs = [s for s in asked if s.kind == "run"]
+        return list(
+            dict.fromkeys(asked + [s for r in runs for s in self._below(r.slot)])
+        )
+
     def _below(self, slot: str) -> list[Subject]:
         """Return every unfinished run and fiber of the agents at and below `slot`."""
         runs = self.db.execute(
             BELOW + "SELECT owner, id, child FROM run"
-            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running'",
+            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running' ORDER BY born",
             (slot,),
         )
         fibers = self.db.execute(
             BELOW + "SELECT owner, id, kind FROM fiber"
-            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running'",
+            " WHERE owner IN (SELECT slot FROM sub) AND status = 'running' ORDER BY born",
             (slot,),
         )
         out = [Subject("run", *r) for r in runs]
@@ -195,7 +230,8 @@ class Endings:
             return False
         step = _Step([(subject, ending)], forget=forget)
         gone = Ending.by("asker-ended")
-        step.ends += [(s, gone) for s in self.asked_by(subject)]
+        step.ends += [(s, gone) for s in self.ends_with(subject)]
+        step.tops = [s.slot for s, _ in step.ends[1:] if s.kind == "run"]
         self._flush(step)
         if ending.status == "completed" and subject.kind != "fiber":
             lost = self.tree.streams.open(subject.slot, subject.id).failed
@@ -209,30 +245,53 @@ class Endings:
     def cancel(
         self, subject: Subject, reason: str | None, ending: Ending | None = None
     ) -> Status | None:
-        """End a run `aborted` with everything below it; return the standing status.
+        """End a run with everything below it; return the standing status.
 
         Of an own turn or fiber only what it waits for is ended with it.
         """
+        return self.cancelled(subject, reason, ending).status
+
+    def cancelled(
+        self, subject: Subject, reason: str | None, ending: Ending | None = None
+    ) -> Cancelled:
+        """Do the same, and return what was done.
+
+        First all of it is marked, in one commit; then code hears of it.
+        """
         standing = self.status(subject)
         if standing != "running":
-            return standing
+            return Cancelled(standing)
         ending = ending or Ending.by("cancelled", reason=reason)
-        step = _Step([(subject, ending)])
-        below = Ending.by("asker-ended")
         inner = self._below(subject.slot) if subject.kind == "run" else []
-        seen = {(subject.owner, subject.id)}
-        for s in [*inner, *self.asked_by(subject)]:
-            if (s.owner, s.id) not in seen:
-                seen.add((s.owner, s.id))
-                step.ends.append((s, below))
-        self._flush(step)
-        if not self._commit(step):
-            return self.status(subject)
+        inner += self.ends_with(subject)
+        others = [s for s in dict.fromkeys(inner) if s != subject]
+        below = Ending.by("asker-ended")
+        step = _Step([(subject, ending), *((s, below) for s in others)])
         runs = [s.slot for s, _ in step.ends if s.kind == "run"]
-        self._tell(step, stop=runs)
+        step.tops = [subject.slot] if subject.kind == "run" else runs
+        self._flush(step)
+        questions = self._questions(step)
+        if not self._commit(step):
+            return Cancelled(self.status(subject))
+        stopping = self._tell(step, stop=runs)
         if subject.kind != "run":
             self.tree.stop_worker(subject.slot, subject.id, reason)
-        return ending.status
+        return Cancelled(ending.status, step.told, step.calls, questions, stopping)
+
+    def _questions(self, step: _Step) -> list[Withdrawn]:
+        """Return what the runs that end have asked a person for, and nobody has answered."""
+        out = []
+        for subject, _ending in step.ends:
+            turn = self.tree.turns.live.get((subject.slot, subject.id))
+            for call in () if turn is None else turn.waits:
+                path = self.tree.path_of(subject.slot)
+                out.append(
+                    Withdrawn(
+                        path=path, run_id=subject.id,
+                        tool_call_id=call["toolCallId"], tool_name=call["toolName"],
+                    )
+                )  # fmt: skip
+        return out
 
     def delete(self, slot: str) -> None:
         """Mark a subtree gone, in one commit: mark, end, drop what it owes, owe the wipe."""
@@ -308,7 +367,30 @@ class Endings:
                 return False
             for other, how in others:
                 self._end_row(step, other, how, hook=False)
+            self._drop_calls(step)
         return True
+
+    def _drop_calls(self, step: _Step) -> None:
+        """Runs that are cancelled take along the calls that their code has planned.
+
+        Those that were made by code of what ends here, and all of the facets that are there
+        for runs below. What an agent has planned otherwise stays: it lives on.
+        """
+        ended = {(s.slot, s.id) for s, _ in step.ends}
+        found: dict[int, JobRow] = {}
+        for top in step.tops:
+            rows = [JobRow(*r) for r in self.db.execute(_CALLS_BELOW, (top,))]
+            if not rows:
+                continue
+            theirs = {r[0] for r in self.db.execute(_CHILDREN_BELOW, (top,))}
+            found.update(
+                (row.id, row)
+                for row in rows
+                if row.owner in theirs or (row.owner, row.maker) in ended
+            )
+        step.calls = [found[job_id] for job_id in sorted(found)]
+        for job_id in found:
+            self.tree.jobs.drop("id = ?", (job_id,))
 
     def _end_row(
         self, step: _Step, subject: Subject, ending: Ending, *, hook: bool
@@ -376,7 +458,7 @@ class Endings:
                 lane=parent.cls.turn_lane or "deliver", payload=policy,
             )  # fmt: skip
 
-    def _tell(self, step: _Step, stop: list[str]) -> None:
+    def _tell(self, step: _Step, stop: list[str]) -> Stopping | None:
         """The commit stands: tell waiters now, clients when it is durable, stop tasks."""
         for subject, ending, n in step.told:
             if subject.kind != "fiber":
@@ -397,8 +479,12 @@ class Endings:
         for subject, _ending, _n in step.told[1:]:
             if subject.kind != "run":  # their agent lives on
                 self.tree.stop_worker(subject.slot, subject.id, "asker-ended")
-        if stop:
-            self.tree.stops.stop_all(stop, "the run was ended")
+        for row in step.calls:
+            told = Owed(row.what, str(row.id), row.attempts)
+            self.tree.emit(f"{CHANNEL_OF[row.kind]}:cancel", row.owner, told)
+        if not stop:
+            return None
+        return self.tree.stops.stop_all(stop, "the run was ended")
 
     def _wake(self, subject: Subject) -> None:
         if subject.kind == "run":

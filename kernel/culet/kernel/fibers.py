@@ -117,7 +117,7 @@ class Fibers:
         deadline_s: float | None,
     ) -> Taken:
         """Write the row and its held job, in one commit; with a deadline its job as well."""
-        node.check()
+        node.check_open()
         tree, now = self.tree, self.tree.now()
         here = ambient.get()
         asker = here.asker if here is not None and here.node is node else None
@@ -399,7 +399,7 @@ class Fibers:
 
         Of `metadata` the keys `messageIds` and `continuation` are for its view.
         """
-        node.check()
+        node.check_open()
         tree, now = self.tree, self.tree.now()
         if key is not None:
             known = self.get(node.slot, None, key)

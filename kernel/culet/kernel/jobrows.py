@@ -18,7 +18,7 @@ from .errors import UsageError
 log = logging.getLogger("culet.kernel")
 COLUMNS: Final = (
     "id, owner, kind, what, payload, every, at, due_at, lane, key, retry, attempts,"
-    " begun, held, paused, dead, error, snapshot, created_at, tries"
+    " begun, held, paused, dead, error, snapshot, created_at, tries, maker"
 )
 
 
@@ -45,6 +45,7 @@ class JobRow(NamedTuple):
     snapshot: str | None
     created_at: int
     tries: int = 0  # of a turn, in all
+    maker: str | None = None  # of a call
 
 
 @final

@@ -76,6 +76,7 @@ class Ambient(NamedTuple):
     tool_call: tuple[str, str] | None = None  # (message id, tool call id)
     work: Work | None = None  # the fiber or turn, which may have been ended
     in_queue: bool = False  # it holds the place of a turn: none begins meanwhile
+    maker: str | None = None  # the run, turn or fiber that made this call's schedule
 
 
 ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)
@@ -91,6 +92,7 @@ class Node:
         "born",
         "calls",
         "children",
+        "closing",
         "db",
         "error",
         "fenced",
@@ -137,6 +139,7 @@ class Node:
         self.refs = 0  # keep-alive; dies with the node
         self.hooks = 0  # running now
         self.fenced = False
+        self.closing = False  # its run was ended: it may take leave, and begin nothing
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.waits_for: Node | None = None
@@ -260,6 +263,12 @@ class Node:
         here = ambient.get()
         if here is not None and here.work is not None and here.work.is_cut:
             raise FacetAborted(here.work.reason)
+
+    def check_open(self) -> None:
+        """Raise unless this node may still begin something: a child, a run, a schedule."""
+        self.check()
+        if self.closing:
+            raise FacetAborted(self.reason)
 
     async def enter(
         self, ctx: Ambient, fn: Callable[..., Awaitable[T]], *args: Any

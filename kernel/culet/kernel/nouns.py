@@ -22,8 +22,9 @@ from .deliveries import Delivery
 from .errors import FacetAborted, UsageError
 from .fiberrows import FiberResolution, FiberRun, Statuses
 from .milestones import Milestone, Reports
-from .node import Ambient, Node, is_stop
+from .node import Ambient, Node, ambient, is_stop
 from .plans import Due
+from .receipts import CancelReceipt
 from .schedules import Rhythm, Schedule, Wanted
 from .stops import AbortReceipt
 
@@ -159,12 +160,19 @@ class RunsNoun:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def cancel(self, run_id: str, reason: str | None = None) -> Status | None:
-        """Cancel a run with everything below it; the status that stands afterwards."""
+    async def cancel(self, run_id: str, reason: str | None = None) -> CancelReceipt:
+        """Cancel a run with everything below it, and say what that was.
+
+        The runs, own turns and fibers at and below its agent end in one commit, detached
+        ones as well, before any code hears of it; with them go the schedules and queued
+        calls that the code of them has made, and all of the facets that are there for runs
+        below. Code that dies can begin no child, run, fiber or schedule any more: it gets
+        `FacetAborted`. Returns when it has stopped, after `abort_grace_s` at the latest
+        (and `limits.cancel_s` for a child that runs itself); a caller that is cancelled
+        meanwhile only hears nothing. What stood before stands: then it says that alone.
+        """
         self._node.check()
-        status = self._node.tree.runs.cancel(self._node.slot, run_id, reason)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return status
+        return await self._node.tree.runs.stop(self._node.slot, run_id, reason)
 
     def get(self, run_id: str) -> AgentToolRun | None:
         """Return one run."""
@@ -401,7 +409,9 @@ class FibersNoun:
                         raise
                     node.tree.kernel.report("fiber", node, error, name=name)
 
-            node.spawn(Ambient(node), body)
+            here = ambient.get()
+            maker = None if here is None or here.node is not node else here.maker
+            node.spawn(Ambient(node, maker=maker), body)
             found = fibers.get(node.slot, fiber_id, None)
             assert found is not None
         if wait:

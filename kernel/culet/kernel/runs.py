@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -33,6 +33,7 @@ from .errors import (
 from .node import Ambient, Node, ambient, starting
 from .places import Places
 from .ports import Blob
+from .receipts import CancelReceipt, DroppedCall, EndedWork
 from .streams import Cursor, RunView
 from .turn import CancelToken
 
@@ -172,7 +173,7 @@ class Runs:
         self, node: Node, kind: AgentClass, value: Any, ask: Ask
     ) -> tuple[AgentToolRun, bool]:
         """Write the run and its job in one commit; (its run, True) for a known id."""
-        node.check()
+        node.check_open()
         self.tree.emit("run:ask", node.slot, kind.name)
         if not kind.is_tool:
             msg = f"{kind.name} cannot be run as a tool: give it an on_turn"
@@ -481,6 +482,49 @@ class Runs:
             return None
         subject = Subject("run", owner, run_id, child)
         return self.tree.endings.cancel(subject, reason, ending)
+
+    async def stop(
+        self, owner: str, run_id: str, reason: str | None = None
+    ) -> CancelReceipt:
+        """Cancel by id and wait until the code of it has stopped; say what was done."""
+        began = trio.current_time()
+        subject = self.subject(owner, run_id)
+        if subject is None:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return CancelReceipt(run_id=run_id, status=None)
+        done = self.tree.endings.cancelled(subject, reason)
+        run = self.get(owner, run_id)
+        stands = CancelReceipt(
+            run_id=run_id, status=done.status,
+            reason=None if run is None else run.reason,
+        )  # fmt: skip
+        if not done.told:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return stands
+        path = cache(self.tree.path_of)
+        ended = [
+            EndedWork(
+                kind=s.kind, path=path(s.slot), id=s.id, status=e.status,
+                reason=e.reason,
+            )
+            for s, e, _n in done.told
+        ]  # fmt: skip
+        calls = [
+            DroppedCall(
+                kind=row.kind, path=path(row.owner), id=str(row.id), callback=row.what
+            )
+            for row in done.calls
+        ]
+        nodes: list[tuple[str, str]] = []
+        if done.stopping is not None:
+            await done.stopping.over.wait()
+            nodes = done.stopping.nodes
+        return msgspec.structs.replace(
+            stands, ended=True, runs=[e for e in ended if e.kind == "run"],
+            fibers=[e for e in ended if e.kind != "run"], calls=calls,
+            questions=done.questions, nodes=nodes,
+            elapsed_s=trio.current_time() - began,
+        )  # fmt: skip
 
     async def replay(self, owner: str, run_id: str, after: int) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, decoded; then end."""

@@ -16,7 +16,7 @@ from .endings import BELOW
 from .errors import CapacityError, FacetBroken, UsageError
 from .events import CHANNEL_OF, Crowd, Owed
 from .jobrows import COLUMNS, Hopeless, JobRow, Kind, StartFailed, Taken
-from .node import Ambient, Node, State, starting
+from .node import Ambient, Node, State, ambient, starting
 from .plans import Due, Plan, instant, plan, plan_interval, plan_now
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ log = logging.getLogger("culet.kernel")
 Rhythm = Literal["once", "every", "cron"]
 _INSERT: Final = (
     "INSERT INTO job (id, owner, kind, what, payload, every, at, due_at, lane, key,"
-    " retry, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+    " retry, created_at, maker) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
+_ASKER: Final = "SELECT asker FROM fiber WHERE owner = ? AND id = ?"
 _KNOWN: Final = (
     "owner = ? AND kind = 'call' AND key IN (SELECT value FROM json_each(?))"
 )
@@ -67,7 +68,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     `at` is the instant that it is for, `due_at` is not before which it is tried next.
     `every`: seconds of an interval, or a cron text with `tz`; None for a one-shot.
     `called_at`: when this call of it began, in the callback only. `path`: whose it is,
-    where those of several agents are listed.
+    where those of several agents are listed. `maker`: the run, turn or fiber of the agent
+    whose code made it, if it was one; a run that is cancelled takes its own along.
     """
 
     id: str
@@ -86,6 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     called_at: int | None = None
     path: str | None = None
+    maker: str | None = None
 
 
 class Wanted(NamedTuple):
@@ -118,19 +121,22 @@ def _schedule(
     )  # fmt: skip
 
 
-def _planned(job_id: int, made: Plan) -> Schedule:
+def _planned(job_id: int, made: Plan, maker: str | None) -> Schedule:
     payload = None if made.text is None else msgspec.json.decode(made.text)
     return _schedule(
-        job_id, made.what, payload, made.at, made.due_at, made.every, made.retry
-    )
+        job_id, made.what, payload, made.at, made.due_at, made.every, made.retry,
+        maker=maker,
+    )  # fmt: skip
 
 
-def _row(slot: str, kind: str, made: Plan, now: int) -> tuple[Any, ...]:
+def _row(
+    slot: str, kind: str, made: Plan, now: int, maker: str | None
+) -> tuple[Any, ...]:
     every = None if made.every is None else core.encode_every(made.every)
     retry = core.encode_retry(made.retry)
     return (
         slot, kind, made.what, made.text, every, made.at, made.due_at, kind, made.key,
-        retry, now,
+        retry, now, maker,
     )  # fmt: skip
 
 
@@ -151,7 +157,7 @@ def to_schedule(row: JobRow, **more: Any) -> Schedule:
     return _schedule(
         row.id, row.what, payload, row.at, row.due_at, every, retry,
         attempts=row.attempts, paused=bool(row.paused), dead=bool(row.dead), error=error,
-        **more,
+        maker=row.maker, **more,
     )  # fmt: skip
 
 
@@ -212,17 +218,18 @@ class Schedules:
         return self._store(node, "queue", [made])[0]
 
     def _store(self, node: Node, kind: str, plans: list[Plan]) -> list[Schedule]:
-        node.check()
+        node.check_open()
         known = self._known(node, [p.key for p in plans if p.key is not None])
         fresh = list({p.key or n: p for n, p in enumerate(plans)
                       if p.key not in known}.values())  # fmt: skip
         ids: list[int] = []
+        maker = self._maker(node)
         if fresh:
             self.tree.quotas.admit_schedule(node.slot, len(fresh))
-            ids = self._insert(node, kind, fresh)
+            ids = self._insert(node, kind, fresh, maker)
         # A time that has come while nobody looked is seen now at the latest.
         self.tree.jobs.touch(node.slot, kind)
-        made = {id(p): _planned(i, p) for i, p in zip(ids, fresh, strict=True)}
+        made = {id(p): _planned(i, p, maker) for i, p in zip(ids, fresh, strict=True)}
         known.update({p.key: made[id(p)] for p in fresh if p.key is not None})
         for job_id, p in zip(ids, fresh, strict=True):
             told = Owed(p.what, str(job_id))
@@ -238,22 +245,40 @@ class Schedules:
         rows = self.tree.jobs.find(_KNOWN, (node.slot, wanted))
         return {row.key: to_schedule(row) for row in rows if row.key is not None}
 
-    def _insert(self, node: Node, kind: str, fresh: list[Plan]) -> list[int]:
+    def _insert(
+        self, node: Node, kind: str, fresh: list[Plan], maker: str | None
+    ) -> list[int]:
         """Insert rows in one commit; return their ids, each greater than the one before."""
         db, jobs, now = self.tree.db, self.tree.jobs, self.tree.now()
         if len(fresh) == 1:
-            values = (None, *_row(node.slot, kind, fresh[0], now))
+            values = (None, *_row(node.slot, kind, fresh[0], now, maker))
             ids = [int(db.execute(_INSERT + " RETURNING id", values)[0][0])]
         else:
             with self.tree.transaction():
                 first = jobs.next_id()
                 ids = list(range(first, first + len(fresh)))
-                rows = [_row(node.slot, kind, p, now) for p in fresh]
+                rows = [_row(node.slot, kind, p, now, maker) for p in fresh]
                 numbered = [(i, *r) for i, r in zip(ids, rows, strict=True)]
                 db.executemany(_INSERT, numbered)
         jobs.last_id = ids[-1]
         self.tree.touched()
         return ids
+
+    def _maker(self, node: Node) -> str | None:
+        """Return the run, turn or fiber of the agent whose code this is; None: neither.
+
+        A fiber works for whoever started it, and a call for whoever made its schedule.
+        """
+        here = ambient.get()
+        if here is None or here.node is not node:
+            return None
+        maker = here.maker or here.asker
+        while maker is not None:
+            rows = self.tree.db.execute(_ASKER, (node.slot, maker))
+            if not rows or rows[0][0] is None:
+                break
+            maker = str(rows[0][0])
+        return maker
 
     def _warn(self, node: Node, what: str) -> None:
         """A start that schedules leaves one more call each time that the agent wakes."""
@@ -397,7 +422,7 @@ class Schedules:
         schedule = to_schedule(row, called_at=self.tree.now())
         told = Owed(row.what, schedule.id, taken.attempts)
         self.tree.emit(f"{CHANNEL_OF[row.kind]}:execute", node.slot, told)
-        await node.enter(Ambient(node), method, payload, schedule)
+        await node.enter(Ambient(node, maker=row.maker), method, payload, schedule)
         return True
 
     def gave_up(self, taken: Taken, error: BaseException) -> None:

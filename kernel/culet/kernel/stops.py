@@ -40,6 +40,16 @@ class AbortReceipt(msgspec.Struct, frozen=True):
     elapsed_s: float
 
 
+class Stopping:
+    """Nodes that a task of the tree stops: `over` when all have, or it has given up."""
+
+    __slots__ = ("nodes", "over")
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[str, str]] = []  # (path, how), in the order of stopping
+        self.over = trio.Event()
+
+
 @final
 class Stops:
     """Abort, delete and the end of a tree, as far as they stop nodes."""
@@ -141,12 +151,11 @@ class Stops:
         """Fence every node; the calls inside end with `error`. `stop` does the rest."""
         self.fence(self.plan([self.tree.root_slot]), str(error), error)
 
-    def stop_all(self, slots: Sequence[str], reason: str | None) -> None:
-        """Fence subtrees now and stop them in a task of the tree."""
+    def stop_all(self, slots: Sequence[str], reason: str | None) -> Stopping:
+        """Fence subtrees now and stop them in a task of the tree, which is returned."""
         plan = self.plan(slots)
-        if plan:
-            self._dismiss(plan, reason, None)
-            self.tree.start_soon(self.carry_out, plan)
+        self._dismiss(plan, reason, None)
+        return self._begun(plan)
 
     def _dismiss(
         self, plan: Sequence[Node], reason: str | None, error: Exception | None
@@ -159,6 +168,7 @@ class Stops:
         for node in plan:
             hears = node.kind.runs_itself and node.state is State.LIVE
             if hears and node.slot in at_work and not self.tree.closed:
+                node.closing = True  # before it hears: it begins nothing any more
                 told.append(node)
         self.fence([n for n in plan if n not in told], reason, error)
         for node in told:
@@ -188,21 +198,29 @@ class Stops:
         self, plan: Sequence[Node], then: Callable[[], object] | None = None
     ) -> list[tuple[str, str]]:
         """Carry out in a task of the tree: the caller only waits, and may be cut by it."""
-        over = trio.Event()
-        nodes: list[tuple[str, str]] = []
+        stopping = self._begun(plan, then)
+        await stopping.over.wait()
+        return stopping.nodes
+
+    def _begun(
+        self, plan: Sequence[Node], then: Callable[[], object] | None = None
+    ) -> Stopping:
+        stopping = Stopping()
 
         async def work() -> None:
             try:
                 with trio.CancelScope(shield=True):
-                    nodes.extend(await self.carry_out(plan))
+                    stopping.nodes.extend(await self.carry_out(plan))
             finally:
                 if then is not None:
                     then()
-                over.set()
+                stopping.over.set()
 
-        self.tree.start_soon(work)
-        await over.wait()
-        return nodes
+        if plan or then is not None:
+            self.tree.start_soon(work)
+        else:
+            stopping.over.set()
+        return stopping
 
     async def carry_out(self, plan: Sequence[Node]) -> list[tuple[str, str]]:
         """Cut node by node until the deadline, then all the rest with one short wait."""

@@ -33,7 +33,7 @@ from .events import Stopped, Whereabouts
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
 from .milestones import Milestones
-from .node import Node, State, check_cycle, own, starting, starts_under
+from .node import Node, State, ambient, check_cycle, own, starting, starts_under
 from .patience import Patience
 from .quotas import Quotas
 from .runs import Runs
@@ -311,12 +311,12 @@ class Tree:
 
     async def get(self, parent: Node, kind: AgentClass, name: str) -> Node:
         """Return the live child, made and started if need be."""
-        parent.check()
+        parent.check_open()
         check_name(name)
         await self.upgrades.settled(parent.slot, kind, name)
         while (over := self.stops.deleting(parent.slot, kind.name, name)) is not None:
             await over.wait()  # no new life beside code of the old one
-            parent.check()
+            parent.check_open()
         slot = self.child_slot(parent.slot, kind, name)
         if slot is not None:
             node = self.nodes.get(slot)
@@ -394,6 +394,12 @@ class Tree:
             parent = (
                 None if row.parent is None else await self._awake_parent(row.parent)
             )
+            if parent is not None and parent.closing:
+                here = ambient.get()
+                if here is not None and here.node is parent:
+                    parent.check_open()  # raises: nothing begins below it any more
+                await parent.left.wait()
+                continue
             node = self.nodes.get(slot)
             if node is None:
                 if not await self.supervision.may_start(row, parent):

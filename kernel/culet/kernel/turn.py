@@ -144,6 +144,7 @@ class Turn:
         self.continuation = False  # it goes on in the last assistant message
         self.message_id = ""  # of the assistant message that this turn writes
         self.parked = False  # it waits for a person: its silence says nothing
+        self.waits: list[dict[str, Any]] = []  # the calls that wait, while it is parked
         self._node = node
         self._stream = stream
         self._taken = taken

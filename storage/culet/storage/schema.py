@@ -153,6 +153,10 @@ INSERT INTO meta (key, value) SELECT 'effects_after', coalesce(max(id), 0) FROM 
 ALTER TABLE job ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
 UPDATE job SET tries = attempts WHERE kind = 'turn';
 """,
+    """
+-- run, turn or fiber of the owner whose code made a call; NULL: some other code of it
+ALTER TABLE job ADD COLUMN maker TEXT;
+""",
 )
 
 AGENT: Final[tuple[str, ...]] = (
