@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
+import trio
 
 from adapters.peer import connected, user
 from adapters.test_aichat import DOORS, RESPONSES, Talker, texts
 from culet.adapters import Submission
 from culet.kernel import Limits
 from culet.kernel.core.limits import SUBMISSIONS_MAX
-from culet.kernel.errors import CapacityError, StorageError, UsageError
+from culet.kernel.errors import CapacityError, CuletError, StorageError, UsageError
 from culet.kernel.testing import Harness, open_test_kernel
 
 ME = ("Submitter", "a")
@@ -351,6 +353,51 @@ async def test_a_withdrawal_that_is_half_stored_restarts_the_tree(
         me = await agent(test)
         assert standing(me)["two"] == "pending"
         assert texts(me.messages)[:2] == ["first wait:1", "second"]
+
+
+@pytest.mark.rule("C-083", "C-084", "C-085")
+@pytest.mark.parametrize("what", ["submit", "cancel", "clear", "delete"])
+async def test_a_process_that_dies_in_a_step_leaves_all_of_it_or_nothing(
+    what: str, clock: object
+) -> None:
+    async def act(me: Submitter) -> None:
+        match what:
+            case "submit":
+                await submit(me, "three", "third")
+            case "cancel":
+                await me.submissions.cancel("two")
+            case "clear":
+                await me.clear_messages()
+            case _:
+                me.submissions.delete("zero")
+        await me.durable()
+
+    seen = set()
+    for commits in range(7):
+        DOORS.__init__()  # type: ignore[misc]
+        async with opened() as test:
+            me = await agent(test)
+            await submit(me, "zero", "wait:0")
+            DOORS.open("wait:0")
+            await test.advance(1)
+            await submit(me, "one", "wait:1")
+            await submit(me, "two", "second")
+            await DOORS.at("wait:1")
+            await me.durable()
+            test.faults.die_after(commits)
+            with suppress(CuletError, trio.TooSlowError), trio.fail_after(5):
+                await act(me)
+            me = await again(test)
+            stands = standing(me)
+            brought = {m["id"] for m in me.messages}
+            for name in ("two", "three"):
+                is_open = stands.get(name) in ("pending", "running", "recovering")
+                assert (f"m-{name}" in brought) == is_open, (commits, stands)
+            seen.add(tuple(sorted(stands.items())))
+            DOORS.open("wait:1")
+            await test.advance(5)
+            assert not {"pending", "running", "recovering"} & {*standing(me).values()}
+    assert len(seen) == 2, "before the step, and after it"
 
 
 # ---- listed and forgotten
