@@ -17,6 +17,7 @@ from .core.inspection import StoredChunk as StoredChunk
 from .core.job import Retry as Retry
 from .core.limits import Limits as Limits
 from .core.path import PathStep as PathStep
+from .core.places import RunCaps as RunCaps
 from .core.reducer import AgentToolEvents as AgentToolEvents
 from .core.reducer import apply_agent_tool_event as apply_agent_tool_event
 from .core.run import AgentToolRun as AgentToolRun

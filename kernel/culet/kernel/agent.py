@@ -19,6 +19,7 @@ from .classes import CallableMethod
 from .core import frames
 from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
+from .core.places import RunCaps
 from .core.run import AgentToolRun
 from .detached import Detached, checked
 from .errors import NotFound, StorageError, UsageError
@@ -105,6 +106,7 @@ class Agent:
     initial_state: ClassVar[Any] = None
     max_concurrent_agent_tools: ClassVar[int | None] = None
     max_queued_agent_tools: ClassVar[int] = 0  # callers in line; then it is refused
+    run_caps: ClassVar[RunCaps] = RunCaps()  # by class, of detached runs, of a wait
     supervision: ClassVar[Literal["contain", "escalate"]] = "contain"
     retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
     resumable: ClassVar[bool] = False
@@ -682,7 +684,7 @@ _HOOKS = {
     or (inspect.isfunction(value) and name.startswith(("should_",)))
 } | {"get_connection_tags", "validate_state_change"}
 _SETTINGS = {
-    "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools",
+    "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools", "run_caps",
     "supervision", "retry", "resumable", "durability", "turn_lane", "turn_frames",
     "send_identity_on_connect",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
 from .core.path import check_name
+from .core.places import Want
 from .core.run import AgentToolRun, Status
 from .detached import Detached, arm, count, stored
 from .endings import Ending, Subject, Watch, json_text
@@ -153,7 +154,8 @@ class Runs:
             raise UsageError(msg)
         queues = node.agent.max_queued_agent_tools and starting.get() is None
         if queues and self._row(node.slot, self._named(ask)[0]) is None:
-            await self.places.wait(node, ask.cancel)
+            want = Want(kind.name, ask.detached is not None)
+            await self.places.wait(node, want, ask.cancel)
         try:
             run, known = self.dispatch(node, kind, value, ask)
         finally:
@@ -286,9 +288,9 @@ class Runs:
             return "capacity", full
         if ask.cancel is not None and ask.cancel.cancelled:
             return None  # it ends before it begins, and takes nobody's place
-        limit = self.places.full(node)
-        if limit is not None:
-            return "capacity", f"{limit} runs are going on already"
+        full_at = self.places.full(node, Want(kind.name, ask.detached is not None))
+        if full_at is not None:
+            return "capacity", full_at.text
         return None
 
     def _refused(
@@ -401,7 +403,7 @@ class Runs:
     def over(self, owner: str, run_id: str) -> None:
         """A run has ended: nothing is kept for it."""
         self.validators.pop((owner, run_id), None)
-        self.places.freed(owner)
+        self.places.ended(owner)
         self.tree.milestones.over(owner, run_id)
         token = self.tokens.pop((owner, run_id), None)
         if token is not None:
