@@ -9,9 +9,12 @@ tool calls are never repeated, a text that was cut goes on in the same part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, ClassVar, Final, cast
+
+import trio
 
 from culet.adapters import messages as rules
 from culet.adapters.aichat import AIChatAgent
@@ -33,6 +36,7 @@ from culet.adapters.tooling import Tool
 from culet.kernel import Chunk, Turn
 from culet.kernel.core.chunks import tool_input
 from culet.kernel.errors import UsageError
+from culet.kernel.turn import Stalled
 
 _REASONS: Final = frozenset(
     {"stop", "length", "content-filter", "tool-calls", "error", "other"}
@@ -42,13 +46,17 @@ _REASONS: Final = frozenset(
 class Think(AIChatAgent):
     """Base of agents that think with a model; see the module.
 
-    `max_steps` bounds the model calls of one turn.
+    `max_steps` bounds the model calls of one turn. A model that says nothing for
+    `stall_s` seconds is given up and asked again for the rest, as after a crash, with
+    the same bounds: `limits.attempts` in a row in which it said nothing, `limits.tries`
+    in all. None: only the model itself says when it waits in vain.
     """
 
     __culet_base__: ClassVar[bool] = True
     model: ClassVar[Model | None] = None
     system_prompt: ClassVar[str] = ""
     max_steps: ClassVar[int] = 10
+    stall_s: ClassVar[float | None] = None
 
     def get_model(self) -> Model:
         """Return the model of the next turn; the default is the class's `model`."""
@@ -173,7 +181,11 @@ class _Thinking:
     async def ask(self) -> AsyncGenerator[Chunk, None]:
         """Ask the model for the open step, or for the rest of it; yield what it says."""
         self._asked, self._usage = [], Usage()
-        async with aclosing(_closable(self.model.stream(self._request()))) as events:
+        said = _closable(self.model.stream(self._request()))
+        async with (
+            aclosing(said),
+            aclosing(_watched(said, self.agent.stall_s)) as events,
+        ):
             async for event in events:
                 match event:
                     case TextDelta(text) if text:
@@ -231,6 +243,21 @@ class _Thinking:
         for chunk in chunks:
             self.turn.say(chunk)
             self.note(chunk)
+
+
+async def _watched(
+    events: AsyncGenerator[ModelEvent, None], stall_s: float | None
+) -> AsyncGenerator[ModelEvent, None]:
+    """Yield events as they come; raises `Stalled` when none comes for so long."""
+    while True:
+        with trio.move_on_after(math.inf if stall_s is None else stall_s) as silence:
+            try:
+                event = await anext(events)
+            except StopAsyncIteration:
+                return
+        if silence.cancelled_caught:
+            raise Stalled(f"the model said nothing for {stall_s} s")
+        yield event
 
 
 def _closable(events: AsyncIterator[ModelEvent]) -> AsyncGenerator[ModelEvent, None]:

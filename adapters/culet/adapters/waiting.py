@@ -192,6 +192,7 @@ class Waiting:
             news = self._news.setdefault(turn.request_id, trio.Event())
             if not waited:
                 self._note(turn, parked=True)
+                self.chat.tree.credit(self.chat.slot, turn.request_id, anew=True)
                 await self._tell_parent(calls)
             waited = turn.parked = True
             await news.wait()

@@ -630,7 +630,7 @@ class Tree:
     def credit(self, slot: str, what: str, *, anew: bool = False) -> None:
         """Progress of a turn counts for those that wait for it, at every depth.
 
-        `anew`: what no progress sets back begins anew as well.
+        `anew`: so does what no progress sets back (somebody is asked, which is no loop).
         """
         with self.transaction():
             here: tuple[str, str] | None = (slot, what)

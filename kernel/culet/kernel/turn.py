@@ -47,6 +47,14 @@ _SETTLES: Final = frozenset(
 )
 
 
+class Stalled(Exception):
+    """This attempt of a turn is over, the turn is not: it is taken up after a back-off.
+
+    For code of a turn that waits in vain. What was said stays; it counts as an attempt
+    without progress if nothing was, and as one of `limits.tries` in any case.
+    """
+
+
 @final
 class CancelToken:
     """A wish to cancel that can be handed on; cancelling it twice changes nothing."""
@@ -427,6 +435,10 @@ class Turns:
             if self.tree.barrier.fenced is not None:
                 raise
             self._end(subject, self._failure(turn, error), taken)
+        except Stalled:
+            stream.flush()  # the next attempt goes on behind all that this one has said
+            if self.tree.jobs.mine(taken):
+                raise
         except Exception as error:
             self.tree.kernel.report("turn", node, error, name=subject.id)
             self._end(subject, self._failure(turn, error), taken)
