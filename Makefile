@@ -68,7 +68,7 @@ long-kills: $(DEV)
 
 js: tests/js/node_modules/.stamp tests/js/.chromium $(MOCK)/node_modules/.stamp
 
-tests/js/node_modules/.stamp: tests/js/package.json tests/js/package-lock.json
+tests/js/node_modules/.stamp: tests/js/package.json tests/js/package-lock.json web/js/package.json $(wildcard web/js/src/*)
 	cd tests/js && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 

@@ -6,13 +6,12 @@ import {
   activeTurn,
   applyChatFrame,
   ask,
-  askAgain,
   cleared,
   emptyChat,
   messagesToSend,
   stopping,
   withTranscript,
-} from "../../web/culet/web/demo/static/chat.js";
+} from "../../web/js/src/chat.js";
 
 const user = (id, text = "hi") => ({ id, role: "user", parts: [{ type: "text", text }] });
 const answer = (id, text) => ({
@@ -47,7 +46,7 @@ const replay = (frames) => frames.map((old) => ({ ...old, replay: true }));
 const fold = (frames, from = emptyChat()) => frames.reduce(applyChatFrame, from);
 const texts = (chat) =>
   chat.messages.map(({ parts }) => parts.map(({ text }) => text ?? "").join(""));
-const asked = ask(emptyChat(), { id: "req", messageId: "u", text: "hi" });
+const asked = ask(emptyChat(), { id: "req", message: user("u") });
 
 test("a question stands at once and its answer streams below it", () => {
   const half = fold(TURN.slice(0, 4), asked);
@@ -92,7 +91,7 @@ test("a reload rebuilds the answer over the part that was stored", () => {
 
 test("a transcript keeps the message being streamed and the question not confirmed", () => {
   const half = fold(TURN.slice(0, 4), asked);
-  const both = ask(half, { id: "next", messageId: "u2", text: "and?" });
+  const both = ask(half, { id: "next", message: user("u2", "and?") });
 
   const chat = fold([{ type: "cf_agent_chat_messages", messages: [user("u")] }], both);
 
@@ -126,7 +125,7 @@ test("a message that the server repeats unchanged stays the same object", () => 
 });
 
 test("an idle server ends what this page took for running, not what it has yet to send", () => {
-  const both = ask(fold(TURN.slice(0, 3), asked), { id: "next", messageId: "u2", text: "and?" });
+  const both = ask(fold(TURN.slice(0, 3), asked), { id: "next", message: user("u2", "and?") });
 
   const chat = fold([{ type: "cf_agent_stream_resume_none", reason: "idle" }], both);
 
@@ -164,19 +163,11 @@ test("late frames of a turn that a clear ended stay out", () => {
 });
 
 test("what is sent leaves out the message being streamed and what is not confirmed", () => {
-  const both = ask(fold(TURN.slice(0, 4), asked), { id: "n", messageId: "u2", text: "and?" });
-  const three = ask(both, { id: "n3", messageId: "u3", text: "so?" });
+  const both = ask(fold(TURN.slice(0, 4), asked), { id: "n", message: user("u2", "and?") });
+  const three = ask(both, { id: "n3", message: user("u3", "so?") });
 
   assert.deepEqual(messagesToSend(three, "u3", 1e6).map(({ id }) => id), ["u", "u3"]);
   assert.deepEqual(messagesToSend(three, "u3", 10).map(({ id }) => id), ["u3"]);
-});
-
-test("asking again renames a question everywhere", () => {
-  const chat = askAgain(asked, asked.unsent[0], { id: "req2", messageId: "u2" });
-
-  assert.deepEqual(chat.messages.map(({ id }) => id), ["u2"]);
-  assert.equal(activeTurn(chat).id, "req2");
-  assert.deepEqual(chat.unsent, [{ id: "req2", messageId: "u2" }]);
 });
 
 test("a continuation goes on in the last answer", () => {

@@ -2,11 +2,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { isFinal, pauseBefore } from "../../web/culet/web/demo/static/client.js";
 import { readable, runsFor, segmentsOf } from "../../web/culet/web/demo/static/message.js";
 import { titleOf } from "../../web/culet/web/demo/static/panel.js";
 import { passagesIn, passagesOf } from "../../web/culet/web/demo/static/passage.js";
-import { agentPath, kebab, pageOf, readPlace } from "../../web/culet/web/demo/static/route.js";
+import { assistantPath, pageOf, readPlace } from "../../web/culet/web/demo/static/route.js";
+import { kebab } from "../../web/js/src/address.js";
 import { blocksOf, spansOf } from "../../web/culet/web/demo/static/text.js";
 
 test("a place survives its page address, whatever its names hold", () => {
@@ -27,7 +27,7 @@ test("a place survives its page address, whatever its names hold", () => {
 test("an agent's path has each name encoded once", () => {
   const place = { chat: "a b", sub: [{ agent: "DeepResearcher", name: "r/1" }] };
 
-  assert.equal(agentPath(place), "/agents/assistant/a%20b/sub/deep-researcher/r%2F1");
+  assert.equal(assistantPath(place), "/agents/assistant/a%20b/sub/deep-researcher/r%2F1");
 });
 
 test("class names become kebab as the published clients do it", () => {
@@ -111,14 +111,4 @@ test("siblings stand by order, then by the place of their call, then by run id",
   assert.deepEqual(found.map((one) => one.run.runId), ["z", "b", "c", "y"]);
   assert.equal(found[0].title, "why");
   assert.equal(titleOf({ n: 1, other: "text" }), "text");
-});
-
-test("pauses grow to a bound, and only refusals end the attempts", () => {
-  const pauses = [0, 1, 2, 3, 4, 5, 50].map((tries) => pauseBefore(tries, 0.5));
-
-  assert.deepEqual(pauses, [...pauses].sort((a, b) => a - b));
-  assert.ok(pauses.at(-1) <= 5_000 && pauses[0] <= 500);
-  assert.deepEqual([1000, 1001, 1006, 1008, 1011, 1012, 4000, 4404, 4410].map(isFinal), [
-    false, false, false, true, false, false, true, true, true,
-  ]);
 });

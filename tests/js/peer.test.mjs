@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { applyChunkToParts as published } from "agents/chat";
 
-import { applyChunkToParts } from "../../web/culet/web/demo/static/reducer.js";
+import { applyChunkToParts } from "../../web/js/src/reducer.js";
 
 const TOOLS = ["input-start", "input-delta", "input-available", "input-error", "output-available",
   "output-error", "output-denied", "approval-request"].map((name) => `tool-${name}`);

@@ -5,10 +5,11 @@ import { test } from "node:test";
 
 import {
   applyAgentToolEvent,
+  applyAgentToolEvents,
   applyChunkToParts,
   emptyState,
   isPartChunk,
-} from "../../web/culet/web/demo/static/reducer.js";
+} from "../../web/js/src/reducer.js";
 
 const vectors = (name) =>
   JSON.parse(readFileSync(new URL(`../vectors/${name}.json`, import.meta.url), "utf8")).cases;
@@ -166,4 +167,64 @@ test("malformed frames leave the very state they met", () => {
     { type: "agent-tool-event", event: { kind: "chunk", runId: "r", body: 5 } }];
 
   for (const frame of odd) assert.equal(applyAgentToolEvent(state, frame), state);
+});
+
+const event = (sequence, kind, runId = "r", more = {}) => ({
+  type: "agent-tool-event",
+  sequence,
+  parentToolCallId: more.call,
+  event: { kind, runId, agentType: "A", order: 0, ...more },
+});
+const word = (sequence, runId, text) =>
+  event(sequence, "chunk", runId, { body: JSON.stringify({ type: "text-delta", id: "t", delta: text }) });
+
+test("a run that was cleared is forgotten, and its id may begin anew", () => {
+  const frames = [event(0, "started"), word(1, "r", "old"), event(2, "finished"), event(0, "started", "other")];
+  const told = fold([...frames, event(3, "cleared", undefined, { runIds: ["r", "nobody", {}] })]);
+
+  assert.deepEqual(Object.keys(told.runsById), ["other"]);
+  assert.deepEqual(told.unboundRuns.map(({ runId }) => runId), ["other"]);
+  const anew = fold([event(0, "started"), word(1, "r", "new")], told);
+  assert.deepEqual(anew.runsById.r.parts[0].text, "new");
+  assert.equal(fold([event(9, "cleared", undefined, { runIds: ["nobody"] })], anew), anew);
+});
+
+test("reports that share a number each count once", () => {
+  const report = (id, message) =>
+    event(1, "chunk", "r", { body: JSON.stringify({ type: "data-agent-progress", id, data: { message } }) });
+  const told = fold([event(0, "started"), report("a", "one"), report("b", "two"), report("a", "one")]);
+
+  assert.equal(told.runsById.r.progress.message, "two");
+});
+
+test("many frames at once give what they give one by one", () => {
+  const frames = [];
+  for (let run = 0; run < 5; run += 1) {
+    frames.push(event(0, "started", `r${run}`, { call: run % 2 ? "c" : undefined, order: 5 - run }));
+    for (let at = 1; at < 4; at += 1) frames.push(word(at, `r${run}`, `${at} `));
+    if (run === 3) frames.push(event(9, "cleared", undefined, { runIds: ["r1"] }));
+    frames.push(event(4, "finished", `r${run}`));
+  }
+  const state = fold(frames.slice(0, 3));
+
+  assert.deepEqual(plain(applyAgentToolEvents(state, frames)), plain(fold(frames, state)));
+  assert.equal(applyAgentToolEvents(state, frames.slice(0, 3)), state);
+});
+
+test("a thousand runs of fifty chunks are folded at once in a moment", () => {
+  const frames = [];
+  for (let run = 0; run < 1000; run += 1) {
+    frames.push(event(0, "started", `r${run}`, { call: `c${run % 7}` }));
+    for (let at = 1; at <= 50; at += 1) frames.push(word(at, `r${run}`, "w "));
+    frames.push(event(51, "finished", `r${run}`));
+  }
+  const small = frames.slice(0, 5200);
+  const time = (list) => {
+    const begun = performance.now();
+    applyAgentToolEvents(emptyState(), list);
+    return performance.now() - begun;
+  };
+  time(small);
+
+  assert.ok(time(frames) < 30 * time(small), "ten times as many take about ten times as long");
 });

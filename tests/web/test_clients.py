@@ -78,6 +78,30 @@ def test_the_published_client_runs_tools_and_approves_calls(url: str) -> None:
     run_node("tools.test.mjs", CULET_URL=url)
 
 
+@needs_packages
+@pytest.mark.slow
+def test_our_own_client_works_with_the_gateway(url: str) -> None:
+    run_node("own.test.mjs", CULET_URL=url)
+
+
+@needs_packages
+def test_what_a_typescript_author_writes_compiles() -> None:
+    done = subprocess.run(
+        [
+            NODE or "node",
+            "node_modules/typescript/bin/tsc",
+            "-p",
+            "types/tsconfig.json",
+        ],
+        cwd=JS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_browser
 @pytest.mark.slow
 def test_the_page_in_a_browser(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The page's pure modules, tested by Node itself: no server, no packages, no browser."""
+"""The modules of the page and of the npm package, by Node alone: no server, no browser."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ import pytest
 
 JS = Path(__file__).parent.parent / "js"
 STATIC = JS.parent.parent / "web/culet/web/demo/static"
+MODULES = JS.parent.parent / "web/js/src"
 NODE = shutil.which("node")
-ALONE = ("vectors.test.mjs", "chat.test.mjs", "page-parts.test.mjs")
+ALONE = (
+    "vectors.test.mjs",
+    "chat.test.mjs",
+    "line.test.mjs",
+    "page-parts.test.mjs",
+)
 
 
 @pytest.mark.skipif(NODE is None and "CI" not in os.environ, reason="there is no node")
@@ -38,7 +44,7 @@ def test_page_modules(name: str) -> None:
 
 
 def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere() -> None:
-    for path in sorted(STATIC.iterdir()):
+    for path in sorted((*STATIC.glob("*.*"), *MODULES.glob("*.js"))):
         source = path.read_text()
         for way in (
             "innerHTML",

@@ -17,13 +17,18 @@ TYPES: Final = {
 
 
 def read_static() -> dict[str, tuple[bytes, str]]:
-    """Return the page's files by name: (content, content type)."""
-    folder = files("culet.web.demo").joinpath("static")
-    return {
-        entry.name: (entry.read_bytes(), TYPES["." + entry.name.rpartition(".")[2]])
-        for entry in folder.iterdir()
-        if "." + entry.name.rpartition(".")[2] in TYPES
-    }
+    """Return the page's files by name: (content, content type).
+
+    `culet/NAME` are the modules of the npm package, of which the page is made.
+    """
+    static = files("culet.web.demo").joinpath("static")
+    found = {}
+    for folder, prefix in ((static, ""), (static.joinpath("culet"), "culet/")):
+        for entry in folder.iterdir():
+            kind = TYPES.get("." + entry.name.rpartition(".")[2])
+            if kind is not None:
+                found[prefix + entry.name] = entry.read_bytes(), kind
+    return found
 
 
 def add_pages(app: QuartTrio) -> None:
@@ -45,4 +50,4 @@ def add_pages(app: QuartTrio) -> None:
         return page(name)
 
     app.add_url_rule("/", "demo_index", index)
-    app.add_url_rule("/static/<name>", "demo_static", static_file)
+    app.add_url_rule("/static/<path:name>", "demo_static", static_file)

@@ -3,7 +3,7 @@
 import { el, place, setAttribute, setText } from "./dom.js";
 import { PanelGrid, titleOf } from "./panel.js";
 import { passageNode, passagesIn } from "./passage.js";
-import { runsOf, siblingOrder } from "./reducer.js";
+import { runsOf, siblingOrder } from "./culet/reducer.js";
 import { TextView } from "./text.js";
 
 const NOTES = {

@@ -1,17 +1,7 @@
 // Where a page stands: `?chat=NAME` is an assistant, `&sub=Class/Name/…` a child below it.
 // Pure: addresses in, addresses out.
 
-/** `MyAgent` becomes `my-agent`, an all upper case name is lower-cased as one word. */
-export function kebab(name) {
-  if (name === name.toUpperCase() && name !== name.toLowerCase()) {
-    return name.toLowerCase().replaceAll("_", "-");
-  }
-  return name
-    .replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)
-    .replace(/^-/, "")
-    .replaceAll("_", "-")
-    .replace(/-$/, "");
-}
+import { agentPath } from "./culet/address.js";
 
 /** The place that a page address names: `{chat, sub: [{agent, name}, …]}`. */
 export function readPlace(search) {
@@ -40,8 +30,7 @@ export function pageOf({ chat, sub }) {
   return `${page}&sub=${encodeURIComponent(words.join("/")).replaceAll("%2F", "/")}`;
 }
 
-/** The gateway's path of a place, each name encoded once. */
-export function agentPath({ chat, sub }) {
-  const hops = sub.map(({ agent, name }) => `/sub/${kebab(agent)}/${encodeURIComponent(name)}`);
-  return `/agents/assistant/${encodeURIComponent(chat)}${hops.join("")}`;
+/** The gateway's path of a place. */
+export function assistantPath({ chat, sub }) {
+  return agentPath({ agent: "assistant", name: chat, sub });
 }

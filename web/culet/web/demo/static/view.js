@@ -1,7 +1,7 @@
 // The page: takes what is true now and makes the document say so. Nothing is rebuilt that did
 // not change, and however many frames arrive, the document is touched once per animation frame.
 
-import { activeTurn } from "./chat.js";
+import { activeTurn } from "./culet/chat.js";
 import { atEnd, el, Keyed, place, setAttribute, setText } from "./dom.js";
 import { MessageView } from "./message.js";
 import { PanelGrid } from "./panel.js";

@@ -9,7 +9,8 @@ import { applyChunkToParts } from "./parts.js";
 
 /**
  * `messages`: UIMessages. `turns`: `{id, messageId, next, phase}`, oldest first, where phase is
- * `asked`, `accepted`, `streaming`, `stopping` or `over`. `unsent`: request id and message id of
+ * `asked`, `accepted`, `streaming`, `stopping` or `over` (then with its `outcome`, where the
+ * server told it). `unsent`: request id and message id of
  * questions not confirmed yet. `notes`: message id to `{kind, text}` of a turn's unusual end.
  * `touched`: message id to the `count` at its last change made here.
  */
@@ -53,25 +54,10 @@ const confirmed = (chat, id) => ({
 
 // --------------------------------------------------------------------------- questions
 
-/** The chat with a question put in, shown at once. */
-export function ask(chat, { id, messageId, text }) {
-  const message = { id: messageId, role: "user", parts: [{ type: "text", text }] };
+/** The chat with a question put in, shown at once. `message`: a UIMessage of the user's. */
+export function ask(chat, { id, message }) {
   const next = withTurn(withMessage(chat, message), { ...turnOf(chat, id), phase: "asked" });
-  return { ...next, unsent: [...chat.unsent, { id, messageId }] };
-}
-
-/**
- * The same question under new ids, to be sent once more. New ids: a server that did get the
- * first one then answers twice, where the old ids would read as "go back to this message".
- */
-export function askAgain(chat, question, ids) {
-  const rename = (old, key, from, to) => (old[key] === from ? { ...old, [key]: to } : old);
-  return {
-    ...chat,
-    messages: chat.messages.map((old) => rename(old, "id", question.messageId, ids.messageId)),
-    turns: chat.turns.map((old) => rename(old, "id", question.id, ids.id)),
-    unsent: chat.unsent.map((old) => (old === question ? ids : old)),
-  };
+  return { ...next, unsent: [...chat.unsent, { id, messageId: message.id }] };
 }
 
 /** What the server is sent of the list: all that is settled, the newest that fit. */
@@ -96,7 +82,8 @@ export function stopping(chat, id) {
 
 /** An empty chat that still knows the turns it was told about, so that late frames stay out. */
 export function cleared(chat) {
-  const turns = chat.turns.map((turn) => ({ ...turn, phase: "over" }));
+  const over = (turn) => (isLive(turn) ? { ...turn, phase: "over", outcome: "skipped" } : turn);
+  const turns = chat.turns.map(over);
   return { ...emptyChat(), turns, count: chat.count + 1 };
 }
 
@@ -182,7 +169,8 @@ function response(chat, frame) {
   if (!frame.done) return withTurn(next, now);
   if (frame.outcome === "aborted") next = withNote(next, now, "stopped", "");
   if (frame.outcome === "skipped") next = withNote(next, now, "skipped", "");
-  return withTurn(next, { ...now, phase: "over" });
+  const outcome = frame.outcome ?? (next.notes.get(now.messageId)?.kind === "error" ? "error" : "completed");
+  return withTurn(next, { ...now, phase: "over", outcome });
 }
 
 function offered(chat, frame, phase) {

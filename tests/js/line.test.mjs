@@ -1,0 +1,242 @@
+// The package's own parts that need no server: how often a line is tried, what types promise.
+import assert from "node:assert/strict";
+import { readFileSync, readdirSync } from "node:fs";
+import { test } from "node:test";
+
+import { AgentClient, ConnectionEnded } from "../../web/js/src/index.js";
+import { Line, isFinal, pauseBefore } from "../../web/js/src/line.js";
+
+const SOURCES = new URL("../../web/js/src/", import.meta.url);
+
+/** A network in the hands of the test: sockets open, speak and close when it says so. */
+class Wire extends EventTarget {
+  static made = [];
+  readyState = 0;
+  sent = [];
+
+  constructor(url) {
+    super();
+    this.url = String(url);
+    Wire.made.push(this);
+  }
+
+  open() {
+    this.readyState = 1;
+    this.dispatchEvent(new Event("open"));
+  }
+
+  say(frame) {
+    const data = typeof frame === "string" ? frame : JSON.stringify(frame);
+    this.dispatchEvent(new MessageEvent("message", { data }));
+  }
+
+  send(text) {
+    this.sent.push(JSON.parse(text));
+  }
+
+  close(code = 1006, reason = "") {
+    if (this.readyState === 3) return;
+    this.readyState = 3;
+    this.dispatchEvent(Object.assign(new Event("close"), { code, reason }));
+  }
+}
+const settle = () => new Promise((resolve) => setImmediate(resolve));
+
+function lineOf(t, address = async () => "ws://a/") {
+  t.mock.timers.reset();
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  Wire.made = [];
+  const told = [];
+  const line = new Line(address, {
+    open: () => told.push("open"),
+    text: (text) => told.push(text),
+    lost: ({ code }) => told.push(`lost ${code}`),
+    link: (link) => told.push(link),
+  }, { WebSocket: Wire, chance: () => 0.5 });
+  const links = () => told.filter((one) => one.kind).map(({ kind }) => kind);
+  return { line, told, links };
+}
+
+test("pauses grow to a limit, spread by chance, and only these codes are final", () => {
+  const pauses = [0, 1, 2, 3, 4, 5, 50].map((tries) => pauseBefore(tries, 0.5));
+  assert.deepEqual(pauses, [...pauses].sort((a, b) => a - b));
+  assert.equal(pauses.at(-1), 5_000);
+  assert.ok(pauseBefore(3, 0) < pauseBefore(3, 0.99));
+  const codes = [1000, 1006, 1008, 1011, 1012, 3999, 4000, 4404, 4999, 5000];
+  assert.deepEqual(codes.filter(isFinal), [1008, 4000, 4404, 4999]);
+});
+
+test("a line that drops comes back after its pause, later each time nothing was said", async (t) => {
+  const { line, told, links } = lineOf(t);
+  line.connect();
+  for (const ms of [400, 640, 1024]) {
+    await settle();
+    Wire.made.at(-1).open();
+    Wire.made.at(-1).close(1011);
+    assert.equal(Math.round(told.at(-1).ms), ms);
+    t.mock.timers.tick(ms + 1);
+  }
+  await settle();
+  assert.equal(Wire.made.length, 4);
+  Wire.made.at(-1).open();
+  Wire.made.at(-1).say("hi");
+  Wire.made.at(-1).close(1006);
+  assert.equal(told.at(-1).ms, 400);
+  assert.equal(links().filter((kind) => kind === "open").length, 4);
+  line.close();
+});
+
+test("a handshake that hangs is given up and tried again", async (t) => {
+  const { line, links } = lineOf(t);
+  line.connect();
+  await settle();
+
+  t.mock.timers.tick(8_001);
+  t.mock.timers.tick(401);
+  await settle();
+
+  assert.equal(Wire.made.length, 2);
+  assert.deepEqual(links(), ["connecting", "waiting", "connecting"]);
+  line.close();
+});
+
+test("an address that cannot be had is asked for again", async (t) => {
+  let tries = 0;
+  const { line, links } = lineOf(t, async () => {
+    tries += 1;
+    if (tries === 1) throw new Error("no token");
+    return "ws://a/?token=2";
+  });
+  line.connect();
+  await settle();
+  t.mock.timers.tick(401);
+  await settle();
+
+  assert.deepEqual(Wire.made.map(({ url }) => url), ["ws://a/?token=2"]);
+  assert.deepEqual(links(), ["connecting", "waiting", "connecting"]);
+  line.close();
+});
+
+test("a line that was closed, or refused for good, is silent", async (t) => {
+  const { line, told } = lineOf(t);
+  line.connect();
+  await settle();
+  Wire.made[0].open();
+  Wire.made[0].close(4410, "deleted");
+  assert.deepEqual(told.at(-1), { kind: "refused", code: 4410, reason: "deleted" });
+  line.retry();
+  line.close();
+  t.mock.timers.tick(60_000);
+  await settle();
+  assert.equal(Wire.made.length, 1);
+
+  const other = lineOf(t);
+  other.line.connect();
+  other.line.close();
+  await settle();
+  t.mock.timers.tick(60_000);
+  await settle();
+  assert.deepEqual(other.links(), ["connecting", "closed"]);
+  assert.ok(Wire.made.every(({ readyState }) => readyState === 3));
+});
+
+function clientOf(t, options = {}) {
+  Wire.made = [];
+  const client = new AgentClient("ws://a/agents/hub/x", { WebSocket: Wire, chance: () => 0, ...options });
+  t.after(() => client.close());
+  return client;
+}
+
+test("an answer of a socket that is gone changes nothing", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  wire.say({ type: "cf_agent_identity", name: "x", agent: "hub" });
+  await client.ready;
+  const call = client.call("ping", [1]);
+  const { id } = wire.sent.at(-1);
+  wire.close(1006);
+  await assert.rejects(call, { name: "ConnectionLost", code: 1006 });
+
+  wire.say({ type: "rpc", id, success: true, result: 1, done: true });
+  wire.say({ type: "cf_agent_state", state: 9 });
+
+  assert.equal(client.state, undefined);
+});
+
+test("who is told that a state follows is ready when it is there", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  let ready = false;
+  client.ready.then(() => (ready = true));
+  wire.open();
+  wire.say({ type: "cf_agent_identity", name: "x", agent: "hub", stateFollows: true });
+  await settle();
+  assert.equal(ready, false);
+  wire.say({ type: "cf_agent_state", state: { n: 1 } });
+  await settle();
+  assert.equal(ready, true);
+});
+
+test("a state that the server refuses is not ours", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  wire.say({ type: "cf_agent_state", state: 1 });
+  const setting = client.setState(2);
+  await settle();
+  const [state, fence] = wire.sent;
+  assert.deepEqual(state, { type: "cf_agent_state", state: 2 });
+  wire.say({ type: "cf_agent_state_error", error: "not that" });
+  wire.say({ type: "rpc", id: fence.id, success: false, error: "no such method" });
+
+  await assert.rejects(setting, { name: "CallFailed", message: "not that" });
+  assert.equal(client.state, 1);
+});
+
+test("everything that waits ends with the client", async (t) => {
+  const client = clientOf(t, { chat: true, fetch: () => new Promise(() => undefined) });
+  await settle();
+  Wire.made[0].open();
+  const waits = [client.ready, client.call("ping"), client.ask("hi").done];
+
+  client.close();
+
+  for (const wait of waits) await assert.rejects(wait, ConnectionEnded);
+  assert.throws(() => client.ask("hi"), ConnectionEnded);
+});
+
+test("hostile frames change nothing and break nothing", async (t) => {
+  const client = clientOf(t, { chat: true, fetch: () => new Promise(() => undefined) });
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  const before = client.snapshot;
+  const odd = ["{", "null", "7", "[]", {}, { type: "rpc" }, { type: "rpc", id: "__proto__", success: true },
+    { type: "agent-tool-event", event: { kind: "chunk", runId: "__proto__", body: "{}" } },
+    { type: "cf_agent_use_chat_response", id: 5 }, { type: "cf_agent_chat_messages", messages: 7 },
+    { type: "cf_agent_stream_resuming", id: {} }, { type: "constructor" }];
+  for (const frame of odd) wire.say(frame);
+  await settle();
+
+  assert.deepEqual(client.snapshot.runs, before.runs);
+  assert.deepEqual(client.messages, []);
+  assert.equal({}.polluted, undefined);
+});
+
+test("each module's types name what it exports", async () => {
+  const exported = /export (?:declare )?(?:async )?(?:function|class|const) (\w+)/g;
+  const again = /export \{([^}]*)\}/g;
+  const modules = readdirSync(SOURCES).filter((name) => name.endsWith(".d.ts"));
+  assert.deepEqual(modules.sort(), ["chat.d.ts", "index.d.ts", "react.d.ts", "reducer.d.ts"]);
+  for (const name of modules.filter((one) => one !== "react.d.ts")) {
+    const text = readFileSync(new URL(name, SOURCES), "utf8");
+    const typed = [...text.matchAll(exported)].map(([, word]) => word);
+    for (const [, words] of text.matchAll(again)) typed.push(...words.split(",").map((word) => word.trim()));
+    const real = Object.keys(await import(new URL(name.replace(".d.ts", ".js"), SOURCES)));
+    assert.deepEqual(typed.sort(), real.sort(), name);
+  }
+});

@@ -1,0 +1,236 @@
+// The client of `web/js` against the real server.
+//
+// CULET_URL=http://127.0.0.1:8787 node --test own.test.mjs (the server: server.py)
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { after, test } from "node:test";
+
+import { closeDocument, mount, until } from "./hooks.mjs"; // first: it makes the document
+import { cuttable } from "./cut.mjs";
+
+import { useAgentToolEvents as usePublishedEvents } from "agents/react";
+import WebSocket from "ws";
+
+import { AgentClient, CallFailed, ConnectionEnded, ConnectionLost, UsageError } from "culet";
+import { useAgentClient, useAgentToolEvents } from "culet/react";
+
+const URL_GIVEN = process.env.CULET_URL ?? "";
+const options = { skip: URL_GIVEN ? false : "CULET_URL is not set", timeout: 60_000 };
+const fresh = (name) => `${name}-${crypto.randomUUID().slice(0, 8)}`;
+const REPLY = Array.from({ length: 40 }, (_, at) => `w${at}`).join(" ");
+const QUICK = { chance: () => 0, WebSocket };
+
+after(closeDocument);
+
+function open(t, agent, name, more = {}) {
+  const place = more.place ?? { agent, name, host: URL_GIVEN, ...more };
+  const client = new AgentClient(place, { ...QUICK, ...more });
+  t.after(() => client.close());
+  return client;
+}
+const when = (client, what, holds) => until(what, () => holds(client.snapshot), (look) => client.subscribe(look));
+const textOf = ({ parts }) => parts.filter(({ type }) => type === "text").map(({ text }) => text).join("");
+const ended = (count) => ({ runs }) =>
+  runs.unboundRuns.length + Object.values(runs.runsByToolCallId).flat().length === count &&
+  Object.values(runs.runsById).every(({ status }) => status !== "running");
+
+test("it is ready when it knows who it talks to and what the state is", options, async (t) => {
+  const name = fresh("ready");
+  const client = await open(t, "Supervisor", name).ready;
+
+  const { identified, agent, link } = client.snapshot;
+  assert.deepEqual([identified, client.snapshot.name, agent, link.kind], [true, name, "supervisor", "open"]);
+  assert.deepEqual(client.state, { n: 0 });
+});
+
+test("calls return, fail by name, and stream", options, async (t) => {
+  const client = open(t, "Supervisor", fresh("call"));
+
+  assert.equal(await client.call("ping", ["hällo"]), "hällo");
+  await assert.rejects(client.call("no_such_method"), CallFailed);
+  const counting = client.stream("count", [4]);
+  const items = [];
+  let step = await counting.next();
+  for (; !step.done; step = await counting.next()) items.push(step.value);
+  assert.deepEqual([items, step.value], [[0, 1, 2, 3], 4]);
+  await assert.rejects(async () => {
+    for await (const _ of client.stream("no_such_method")) assert.fail("it said something");
+  }, CallFailed);
+});
+
+test("a call can be forgotten", options, async (t) => {
+  const client = await open(t, "Supervisor", fresh("forget")).ready;
+  const leave = new AbortController();
+  const call = client.call("research", [1], { signal: leave.signal });
+
+  leave.abort();
+
+  await assert.rejects(call, { name: "AbortError" });
+  assert.equal(await client.call("ping", ["on"]), "on");
+});
+
+test("a state that one sets is the state of all", options, async (t) => {
+  const name = fresh("state");
+  const [one, two] = [open(t, "Supervisor", name), open(t, "Supervisor", name)];
+  await Promise.all([one.ready, two.ready]);
+
+  await one.setState({ n: 7 });
+
+  assert.deepEqual(one.state, { n: 7 });
+  await when(two, "the state", ({ state }) => state.n === 7);
+});
+
+test("an agent below is reached by its steps, where a gate lets it be", options, async (t) => {
+  const name = fresh("below");
+  const note = await open(t, "Supervisor", name, { place: `${URL_GIVEN}/desk/${name}/sub/note/a%2Fb` }).ready;
+  const worker = open(t, "Supervisor", name, { sub: [{ agent: "Worker", name: "guessed" }] });
+
+  assert.deepEqual(await note.call("where"), [name, "a/b"]);
+  await assert.rejects(worker.ready, ConnectionEnded);
+});
+
+test("who is refused hears it once and tries no more", options, async (t) => {
+  const client = open(t, "NoSuchClass", fresh("none"));
+
+  await assert.rejects(client.ready, ConnectionEnded);
+  await assert.rejects(client.call("ping", ["x"]), ConnectionEnded);
+  assert.equal(client.snapshot.link.kind, "refused");
+  assert.throws(() => client.ask("hi"), UsageError);
+});
+
+test("a call that was on its way is lost, one that was not goes over the next socket", options, async (t) => {
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const client = await open(t, "Supervisor", fresh("lost"), { host: `http://${proxy.host}` }).ready;
+  const before = client.call("research", [1]);
+  await when(client, "the run has begun", ({ runs }) => Object.keys(runs.runsById).length === 1);
+
+  proxy.refuse();
+  await assert.rejects(before, ConnectionLost);
+  const after = client.call("ping", ["again"]);
+  await when(client, "waiting", ({ link }) => link.kind === "waiting");
+  proxy.admit();
+  client.retry();
+
+  assert.equal(await after, "again");
+});
+
+test("an answer streams, and is whole", options, async (t) => {
+  const client = await open(t, "ChatBot", fresh("chat"), { chat: true }).ready;
+  const seen = [];
+  client.subscribe(({ chat }) => seen.push(chat.messages.at(-1)?.role === "assistant" ? textOf(chat.messages.at(-1)).length : 0));
+
+  const { outcome, message } = await client.ask("hi").done;
+
+  assert.equal(outcome, "completed");
+  assert.equal(textOf(message), REPLY);
+  assert.ok(new Set(seen).size > 5, "it came in pieces");
+  assert.deepEqual(seen, [...seen].sort((a, b) => a - b));
+});
+
+test("an answer goes on over sockets that are cut, nothing lost and nothing doubled", options, async (t) => {
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const client = await open(t, "ChatBot", fresh("cut"), { chat: true, host: `http://${proxy.host}` }).ready;
+
+  const { done } = client.ask("hi");
+  for (const length of [3, 40, 90]) {
+    await when(client, `${length} characters`, ({ chat }) => textOf(chat.messages[1] ?? { parts: [] }).length >= length);
+    proxy.cut();
+  }
+
+  const { outcome, message } = await done;
+  assert.equal(outcome, "completed");
+  assert.equal(textOf(message), REPLY);
+  assert.deepEqual(client.messages.map(({ role }) => role), ["user", "assistant"]);
+});
+
+test("a question that was asked without a socket is sent when there is one, once", options, async (t) => {
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const client = await open(t, "ChatBot", fresh("late"), { chat: true, host: `http://${proxy.host}` }).ready;
+  await when(client, "the history", ({ loaded }) => loaded);
+  proxy.refuse();
+  await when(client, "waiting", ({ link }) => link.kind === "waiting");
+
+  const { done } = client.ask("hi");
+  proxy.admit();
+  client.retry();
+
+  assert.equal(textOf((await done).message), REPLY);
+  assert.equal(client.messages.length, 2);
+});
+
+test("stop ends an answer where it is, and clear forgets it", options, async (t) => {
+  const name = fresh("stop");
+  const [client, other] = [open(t, "ChatBot", name, { chat: true }), open(t, "ChatBot", name, { chat: true })];
+  await Promise.all([client.ready, other.ready]);
+  const { done } = client.ask("hi");
+  await when(client, "words", ({ chat }) => textOf(chat.messages[1] ?? { parts: [] }).length > 10);
+
+  assert.equal(client.stop(), true);
+
+  const { outcome, message } = await done;
+  assert.equal(outcome, "aborted");
+  assert.ok(REPLY.startsWith(textOf(message)));
+  await when(other, "the same", ({ chat }) => textOf(chat.messages[1] ?? { parts: [] }) === textOf(message));
+  assert.equal(client.clear(), true);
+  await when(other, "nothing", ({ chat }) => chat.messages.length === 0);
+});
+
+test("a call waits for a person, and goes on when he has said yes", options, async (t) => {
+  const client = await open(t, "Clerk", fresh("approve"), { chat: true }).ready;
+  await client.ask("pay where").done;
+  const calls = () => client.messages.at(-1).parts.filter(({ toolCallId }) => toolCallId);
+  const [pay, where] = calls();
+  assert.deepEqual([pay.state, where.state], ["approval-requested", "input-available"]);
+
+  client.approveCall(pay.toolCallId);
+  client.answerCall(where.toolCallId, { seen: 3 });
+
+  await when(client, "its end", ({ chat }) => /paid 1 times/.test(textOf(chat.messages.at(-1))));
+  assert.deepEqual(calls().map(({ state }) => state), ["output-available", "output-available"]);
+});
+
+test("the hooks show what the published hook shows, live, cut and mounted late", options, async (t) => {
+  const name = fresh("hooks");
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const useIt = () => {
+    const { client, ...known } = useAgentClient({ agent: "Supervisor", name, host: `http://${proxy.host}` }, QUICK);
+    const none = useNothing;
+    return { client, known, mine: useAgentToolEvents({ agent: client }), theirs: usePublishedEvents({ agent: client ?? none }) };
+  };
+  const tab = mount(useIt);
+  t.after(tab.unmount);
+  await tab.until("ready", ({ known }) => known.identified);
+  const caller = open(t, "Supervisor", name);
+  const statuses = caller.call("research", [3]);
+  await tab.until("some words", ({ mine }) => Object.values(mine.runsById).some((run) => textOf(run)));
+  proxy.cut();
+  await tab.until("all three have ended", ({ mine }) => mine.getRunsForToolCall("call-1").length === 3
+    && Object.values(mine.runsById).every(({ status }) => status !== "running"));
+
+  assert.deepEqual(await statuses, ["completed", "completed", "completed"]);
+  const plain = (value) => JSON.parse(JSON.stringify(value));
+  const { mine, theirs, known } = tab.now();
+  assert.deepEqual(plain(mine.runsById), plain(theirs.runsById));
+  assert.deepEqual(plain(mine.runsByToolCallId), plain(theirs.runsByToolCallId));
+  assert.deepEqual(plain(known.runs.runsById), plain(mine.runsById));
+  const late = mount(useIt);
+  t.after(late.unmount);
+  await late.until("the same picture", (value) => JSON.stringify(value.mine.runsById) === JSON.stringify(mine.runsById));
+  mine.resetLocalState();
+  await tab.until("nothing", (value) => Object.keys(value.mine.runsById).length === 0);
+});
+
+test("the README's example runs", options, async () => {
+  const readme = readFileSync(new URL("../../web/js/README.md", import.meta.url), "utf8");
+  const [, block] = readme.match(/```js\n([\s\S]*?)```/);
+  const source = block.replace(/^import .*$/m, "").replace("https://example.org", URL_GIVEN);
+  const run = new (async () => {}).constructor("AgentClient", "render", "console", source);
+  const [rendered, said] = [[], []];
+
+  await run(AgentClient, (...args) => rendered.push(args), { log: (item) => said.push(item) });
+
+  assert.deepEqual(said, [0, 1, 2]);
+  assert.ok(rendered.length > 0);
+});
+
+const useNothing = { addEventListener() {}, removeEventListener() {} };

@@ -1,0 +1,436 @@
+// One agent on a server, as an object that is kept up to date.
+//
+// Every frame goes through the pure folds (`chat.js`, `reducer.js`); `snapshot` is what they
+// say, a new object when something changed. On every new connection of a chat three things
+// are asked again, because nobody knows what was missed: is a turn running (resume), what is
+// stored (history), and, when both are known, whether a question ever arrived.
+
+import { addressOf, agentPath } from "./address.js";
+import {
+  activeTurn,
+  applyChatFrame,
+  ask,
+  cleared,
+  emptyChat,
+  messagesToSend,
+  stopping,
+  withTranscript,
+} from "./chat.js";
+import { CallFailed, ConnectionEnded, ConnectionLost, UsageError } from "./errors.js";
+import { Line } from "./line.js";
+import { applyAgentToolEvents, emptyState } from "./reducer.js";
+
+/** Of the gateway's 1 MiB a message: room for the envelope and for escapes. */
+const BODY_LIMIT = 400_000;
+const HISTORY_RETRY_MS = 1_000;
+/** A call of no method: its answer says that all frames before it were taken. */
+const FENCE = "cf_agent_state";
+
+const uuid = () => crypto.randomUUID();
+
+export class AgentClient extends EventTarget {
+  #options;
+  #place;
+  #id = uuid();
+  #line;
+  #calls = new Map(); // call id to {text, sent, resolve, reject, item}
+  #turns = new Map(); // request id to {answer, resolve, reject}
+  #listeners = new Set();
+  #waiting = []; // frames of runs that are folded together
+  #connection = 0; // counts them; what an earlier one asked for is void
+  #probe = null;
+  #acked = new Set(); // request ids whose replay this connection has asked for
+  #sentOn = new Map(); // request id to the connection that carried the question
+  #stateFollows = false;
+  #welcome = Promise.withResolvers?.() ?? withResolvers();
+
+  /** What is known now; a new object when it changed, so a view can compare by identity. */
+  snapshot = {
+    link: { kind: "connecting", tries: 0 },
+    identified: false,
+    name: "",
+    agent: "",
+    state: undefined,
+    runs: emptyState(),
+    chat: emptyChat(),
+    loaded: false,
+  };
+
+  /**
+   * `place`: the agent's URL or path, or `{host, agent, name, sub, prefix}`. Options: `chat`
+   * (it is a chat agent: keep its messages), `query` (fields, or a function that gives or
+   * promises them, asked anew for each attempt), `WebSocket`, `fetch`, `chance`. A connection
+   * is made at once, and again until `close()` or until the server refuses for good.
+   */
+  constructor(place, options = {}) {
+    super();
+    this.#options = options;
+    this.#place = typeof place === "object" ? `${place.host ?? ""}${agentPath(place)}` : place;
+    this.#welcome.promise.catch(() => undefined);
+    this.#line = new Line(
+      () => this.#address("ws"),
+      {
+        open: () => this.#opened(),
+        text: (text) => this.#heard(text),
+        lost: (ending) => this.#lost(ending),
+        link: (link) => this.#linked(link),
+      },
+      options,
+    );
+    this.#line.connect();
+  }
+
+  async #address(scheme) {
+    const { query } = this.#options;
+    const fields = typeof query === "function" ? await query() : query;
+    return addressOf(this.#place, scheme, { ...fields, _pk: scheme === "ws" ? this.#id : null });
+  }
+
+  // ------------------------------------------------------------------------- to look at
+
+  /** Resolves when the agent has said who it is; rejects when it never will. */
+  get ready() {
+    return this.#welcome.promise;
+  }
+
+  get state() {
+    return this.snapshot.state;
+  }
+
+  get runs() {
+    return this.snapshot.runs;
+  }
+
+  get messages() {
+    return this.snapshot.chat.messages;
+  }
+
+  /** Calls `listener(snapshot)` after each change; gives the function that ends it. */
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  #change(members) {
+    this.snapshot = { ...this.snapshot, ...members };
+    for (const listener of [...this.#listeners]) listener(this.snapshot);
+  }
+
+  // ------------------------------------------------------------------------------ calls
+
+  /**
+   * Calls a method. Rejects with `CallFailed` (the server's public text), or `ConnectionLost`
+   * when the socket went before the answer: it may have run. One that was not sent yet goes
+   * over the next socket. `signal` forgets the call; the server does not hear of it.
+   */
+  call(method, args = [], { signal } = {}) {
+    return this.#request(method, args, { signal });
+  }
+
+  /** Calls a method that streams; a loop over it gets each item, and returns the result. */
+  async *stream(method, args = [], { signal } = {}) {
+    const items = [];
+    let wake = withResolvers();
+    const item = (value) => {
+      items.push(value);
+      wake.resolve();
+    };
+    let ended = false;
+    const leave = new AbortController();
+    const signals = AbortSignal.any(signal ? [signal, leave.signal] : [leave.signal]);
+    const end = this.#request(method, args, { signal: signals, item }).finally(() => {
+      ended = true;
+      wake.resolve();
+    });
+    end.catch(() => undefined);
+    try {
+      for (;;) {
+        while (items.length > 0) yield items.shift();
+        if (ended) break;
+        wake = withResolvers();
+        await wake.promise;
+      }
+      return await end;
+    } finally {
+      leave.abort();
+    }
+  }
+
+  /** Sets the agent's state; rejects with `CallFailed` when the server refuses it. */
+  async setState(state) {
+    const frame = { type: "cf_agent_state", state };
+    let refused = null;
+    const listen = ({ detail }) => (refused = detail);
+    this.addEventListener("state-error", listen);
+    try {
+      await this.#request(FENCE, [], { before: frame });
+    } catch (error) {
+      if (!(error instanceof CallFailed)) throw error; // as it must: there is no such method
+    } finally {
+      this.removeEventListener("state-error", listen);
+    }
+    if (refused !== null) throw new CallFailed(refused);
+    this.#change({ state: JSON.parse(JSON.stringify(state)) });
+  }
+
+  #request(method, args, { signal, item, before }) {
+    const id = uuid();
+    const frame = JSON.stringify({ type: "rpc", id, method, args });
+    const texts = before ? [JSON.stringify(before), frame] : [frame];
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      if (this.#over) return reject(this.#over);
+      const forget = () => {
+        this.#calls.delete(id);
+        reject(signal.reason);
+      };
+      const done = (settle) => (value) => {
+        this.#calls.delete(id);
+        signal?.removeEventListener("abort", forget);
+        settle(value);
+      };
+      signal?.addEventListener("abort", forget);
+      const call = { texts, sent: false, item, resolve: done(resolve), reject: done(reject) };
+      this.#calls.set(id, call);
+      if (this.snapshot.link.kind === "open") this.#sendCall(call);
+    });
+  }
+
+  #sendCall(call) {
+    call.sent = call.texts.map((text) => this.#line.send(text)).includes(true);
+  }
+
+  #answered(frame) {
+    const call = this.#calls.get(frame.id);
+    if (call === undefined) return;
+    if (frame.success !== true) call.reject(new CallFailed(String(frame.error ?? "it failed")));
+    else if (frame.done === false) call.item?.(frame.result);
+    else call.resolve(frame.result);
+  }
+
+  /** Sends a message of the app; false when there is no open socket to take it. */
+  send(message) {
+    return this.#line.send(typeof message === "string" ? message : JSON.stringify(message));
+  }
+
+  // ------------------------------------------------------------------------------- chat
+
+  /**
+   * Asks a question: a text, or a UIMessage with `id`, `role` and `parts`. Gives `{id, done}`;
+   * `done` resolves to `{outcome, message}` or rejects with `CallFailed`. The outcome is
+   * `completed`, `aborted`, `skipped`, or `ended`: it was over while nobody listened. It goes
+   * on over lost sockets: the same id is the same turn. `body` are custom keys for the agent.
+   */
+  ask(question, { id = uuid(), body = {} } = {}) {
+    if (!this.#options.chat) throw new UsageError("give {chat: true} to talk to a chat agent");
+    if (this.#over) throw this.#over;
+    const parts = [{ type: "text", text: String(question) }];
+    const message =
+      typeof question === "object" ? question : { id: uuid(), role: "user", parts };
+    const reply = (messages) => {
+      const at = messages.findIndex((one) => one.id === message.id);
+      const next = at < 0 ? undefined : messages[at + 1];
+      return next?.role === "assistant" ? next : null;
+    };
+    const turn = { body, reply, ...withResolvers() };
+    turn.promise.catch(() => undefined);
+    this.#turns.set(id, turn);
+    this.#change({ chat: ask(this.snapshot.chat, { id, message }) });
+    this.#sendQuestion({ id, messageId: message.id });
+    return { id, done: turn.promise };
+  }
+
+  /** Without an open socket this does nothing: the next connection asks for what is unsent. */
+  #sendQuestion({ id, messageId }) {
+    const messages = messagesToSend(this.snapshot.chat, messageId, BODY_LIMIT);
+    const inner = { ...this.#turns.get(id)?.body, messages, trigger: "submit-message" };
+    const init = { method: "POST", body: JSON.stringify(inner) };
+    if (this.send({ type: "cf_agent_use_chat_request", id, init })) {
+      this.#sentOn.set(id, this.#connection);
+    }
+  }
+
+  /** Stops a turn; without an id the one that runs. False when it cannot be sent. */
+  stop(id = activeTurn(this.snapshot.chat)?.id) {
+    if (id === undefined || !this.send({ type: "cf_agent_chat_request_cancel", id })) return false;
+    this.#change({ chat: stopping(this.snapshot.chat, id) });
+    return true;
+  }
+
+  /** Clears the history, on the server as well. False when it cannot be sent. */
+  clear() {
+    if (!this.send({ type: "cf_agent_chat_clear" })) return false;
+    this.#folded({ chat: cleared(this.snapshot.chat), runs: emptyState() });
+    return true;
+  }
+
+  /** Gives the result of a tool call that waits for a client. */
+  answerCall(toolCallId, output, { error, autoContinue = true } = {}) {
+    const told = error === undefined ? { output } : { errorText: error };
+    const state = error === undefined ? "output-available" : "output-error";
+    const frame = { type: "cf_agent_tool_result", toolCallId, toolName: "", state };
+    return this.send({ ...frame, ...told, autoContinue });
+  }
+
+  /** Says whether a tool call that waits for a person may run. */
+  approveCall(toolCallId, approved = true, { autoContinue = true } = {}) {
+    return this.send({ type: "cf_agent_tool_approval", toolCallId, approved, autoContinue });
+  }
+
+  // --------------------------------------------------------------------- the connection
+
+  /** Tries again now, if a pause between two attempts is running. */
+  retry() {
+    this.#line.retry();
+  }
+
+  /** Closes for good; what waits rejects with `ConnectionEnded`. */
+  close(code, reason) {
+    this.#line.close(code, reason);
+  }
+
+  #over = null;
+
+  #linked(link) {
+    if (link.kind === "refused" || link.kind === "closed") {
+      this.#over = new ConnectionEnded(link.code, link.reason);
+      this.#welcome.reject(this.#over);
+      for (const call of [...this.#calls.values()]) call.reject(this.#over);
+      for (const turn of this.#turns.values()) turn.reject(this.#over);
+      this.#turns.clear();
+    }
+    this.#change({ link });
+  }
+
+  #lost(ending) {
+    for (const call of [...this.#calls.values()]) {
+      if (call.sent) call.reject(new ConnectionLost(ending.code, ending.reason));
+    }
+  }
+
+  #opened() {
+    this.#connection += 1;
+    this.#acked = new Set();
+    for (const call of this.#calls.values()) if (!call.sent) this.#sendCall(call);
+    if (!this.#options.chat) return;
+    this.#probe = uuid();
+    this.send({ type: "cf_agent_stream_resume_request", probeId: this.#probe });
+    this.#loadHistory(this.#connection);
+  }
+
+  #heard(text) {
+    let frame = null;
+    try {
+      frame = JSON.parse(text);
+    } catch {
+      frame = null; // text that is not JSON belongs to the app
+    }
+    this.dispatchEvent(new MessageEvent("message", { data: text }));
+    if (frame !== null && typeof frame === "object") this.#taken(frame);
+  }
+
+  #taken(frame) {
+    switch (frame.type) {
+      case "agent-tool-event":
+        return this.#ofRuns(frame);
+      case "rpc":
+        return this.#answered(frame);
+      case "cf_agent_identity":
+        this.#stateFollows = frame.stateFollows === true;
+        this.#change({ name: String(frame.name), agent: String(frame.agent), identified: true });
+        return this.#stateFollows ? undefined : this.#welcome.resolve(this);
+      case "cf_agent_state":
+        this.#change({ state: frame.state });
+        return this.#welcome.resolve(this);
+      case "cf_agent_state_error":
+        return this.dispatchEvent(new CustomEvent("state-error", { detail: String(frame.error) }));
+      default:
+        return this.#options.chat ? this.#ofChat(frame) : undefined;
+    }
+  }
+
+  /** A replay of many runs is folded at once, at the end of this turn of the event loop. */
+  #ofRuns(frame) {
+    this.#waiting.push(frame);
+    if (this.#waiting.length === 1) queueMicrotask(() => this.#foldRuns());
+    if (this.#waiting.length >= 1000) this.#foldRuns();
+  }
+
+  #foldRuns() {
+    const frames = this.#waiting.splice(0);
+    const runs = applyAgentToolEvents(this.snapshot.runs, frames);
+    if (runs !== this.snapshot.runs) this.#change({ runs });
+  }
+
+  #ofChat(frame) {
+    const isNone = frame.type === "cf_agent_stream_resume_none";
+    if (isNone && frame.probeId !== undefined && frame.probeId !== this.#probe) return;
+    if (frame.type === "cf_agent_stream_resuming") this.#acknowledge(frame.id);
+    const before = this.snapshot.chat;
+    const chat = applyChatFrame(before, frame);
+    if (chat === before) return;
+    const ended = activeTurn(before) && !activeTurn(chat);
+    const isClear = frame.type === "cf_agent_chat_clear";
+    this.#folded(isClear ? { chat, runs: emptyState() } : { chat });
+    // It ended while nobody listened: what it left is in the history, maybe newer than ours.
+    if (ended && isNone) this.#loadHistory(this.#connection);
+  }
+
+  /** `known`: what the server has stored is here, so a turn that is over has its message. */
+  #folded(members, { known = false } = {}) {
+    this.#change(members);
+    const { turns, messages, notes } = members.chat;
+    for (const { id, phase, outcome, messageId } of turns) {
+      const turn = this.#turns.get(id);
+      if (turn === undefined || phase !== "over" || (outcome === undefined && !known)) continue;
+      this.#turns.delete(id);
+      if (outcome === "error") {
+        turn.reject(new CallFailed(notes.get(messageId)?.text ?? "the turn failed"));
+      } else {
+        const message = messages.find((one) => one.id === messageId) ?? turn.reply(messages);
+        turn.resolve({ outcome: outcome ?? "ended", message });
+      }
+    }
+  }
+
+  /** A server may offer a turn twice, on connect and as an answer; its replay is wanted once. */
+  #acknowledge(id) {
+    if (this.#acked.has(id)) return;
+    this.#acked.add(id);
+    this.send({ type: "cf_agent_stream_resume_ack", id });
+  }
+
+  async #loadHistory(of) {
+    const since = this.snapshot.chat.count;
+    let messages;
+    try {
+      messages = await this.#history();
+    } catch {
+      const again = () => of === this.#connection && this.#line.isOpen && this.#loadHistory(of);
+      setTimeout(again, HISTORY_RETRY_MS);
+      return;
+    }
+    if (of !== this.#connection) return;
+    const chat = withTranscript(this.snapshot.chat, messages, since);
+    this.#folded({ chat, loaded: true }, { known: true });
+    for (const question of this.snapshot.chat.unsent) {
+      if (this.#sentOn.get(question.id) !== of) this.#sendQuestion(question); // it was lost
+    }
+  }
+
+  /** The messages that the agent has stored; throws when it does not answer. */
+  async #history() {
+    const url = await this.#address("http");
+    url.pathname += "/get-messages";
+    const answer = await (this.#options.fetch ?? fetch)(url, { cache: "no-store" });
+    if (!answer.ok) throw new Error(`history: HTTP ${answer.status}`);
+    const messages = await answer.json();
+    return Array.isArray(messages) ? messages : [];
+  }
+}
+
+function withResolvers() {
+  const made = {};
+  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
+  return made;
+}

@@ -1,0 +1,48 @@
+import type { Part } from "./reducer.js";
+
+export interface Message {
+  id: string;
+  role: string;
+  parts: Part[];
+  [member: string]: unknown;
+}
+
+export type Outcome = "completed" | "aborted" | "skipped" | "error";
+
+export interface TurnState {
+  id: string;
+  /** The message that it writes; null before its first word. */
+  messageId: string | null;
+  /** The number of the next chunk. */
+  next: number;
+  phase: "asked" | "accepted" | "streaming" | "stopping" | "over";
+  outcome?: Outcome;
+}
+
+/** A chat as a client has it. A value: an old one stays what it was. */
+export interface Chat {
+  readonly messages: readonly Message[];
+  /** Oldest first. */
+  readonly turns: readonly TurnState[];
+  /** Questions that the server has not confirmed. */
+  readonly unsent: readonly { id: string; messageId: string }[];
+  /** By message id: how its turn ended, if unusually. */
+  readonly notes: ReadonlyMap<string, { kind: "error" | "stopped" | "skipped"; text: string }>;
+  readonly touched: ReadonlyMap<string, number>;
+  readonly count: number;
+}
+
+export function emptyChat(): Chat;
+/** The turn that runs or waits in front of all others; undefined when the chat is idle. */
+export function activeTurn(chat: Chat): TurnState | undefined;
+/** The chat with a question put in, shown at once. */
+export function ask(chat: Chat, question: { id: string; message: Message }): Chat;
+/** What the server is sent of the list: all that is settled, the newest that fit. */
+export function messagesToSend(chat: Chat, messageId: string, limit: number): Message[];
+export function stopping(chat: Chat, id: string): Chat;
+/** An empty chat that still keeps late frames of its turns out. */
+export function cleared(chat: Chat): Chat;
+/** The chat with the server's list; `since`: the `count` when it was asked for. */
+export function withTranscript(chat: Chat, list: Message[], since?: number): Chat;
+/** The chat after a frame; the same object when the frame is none of a chat's. */
+export function applyChatFrame(chat: Chat, frame: { type?: unknown; [member: string]: unknown }): Chat;

@@ -1,0 +1,106 @@
+import type { Chat, Message } from "./chat.js";
+import type { AgentToolEvents } from "./reducer.js";
+
+export { applyAgentToolEvent, applyAgentToolEvents, emptyState, runsOf } from "./reducer.js";
+export type { AgentToolEvents, Milestone, Part, Progress, Run, RunStatus } from "./reducer.js";
+export type { Chat, Message, Outcome, TurnState } from "./chat.js";
+
+export interface Step {
+  /** A class name, `Worker` or `worker`. */
+  agent: string;
+  name: string;
+}
+
+export interface Place extends Step {
+  /** `https://example.org`; without it the page's own. */
+  host?: string;
+  /** The agents below it, outermost first. */
+  sub?: Step[];
+  /** `/agents` unless the service has another. */
+  prefix?: string;
+}
+
+/** `MyAgent` becomes `my-agent`. */
+export function kebab(name: string): string;
+export function agentPath(place: Omit<Place, "host">): string;
+
+export type Link =
+  | { kind: "connecting"; tries: number }
+  | { kind: "open" }
+  | { kind: "waiting"; ms: number; tries: number; code: number; reason: string }
+  | { kind: "refused" | "closed"; code: number; reason: string };
+
+/** What is known of an agent. A value: a new object when something changed. */
+export interface Snapshot<State = unknown> {
+  readonly link: Link;
+  readonly identified: boolean;
+  readonly name: string;
+  /** Its class, in kebab case. */
+  readonly agent: string;
+  readonly state: State | undefined;
+  readonly runs: AgentToolEvents;
+  readonly chat: Chat;
+  /** The history of the chat was read. */
+  readonly loaded: boolean;
+}
+
+type Query = Record<string, string | null | undefined>;
+
+export interface Options {
+  /** It is a chat agent: keep its messages. */
+  chat?: boolean;
+  /** Fields of the address, asked anew for each attempt: a token that expires, for example. */
+  query?: Query | (() => Query | Promise<Query>);
+  WebSocket?: new (url: URL) => WebSocket;
+  fetch?: typeof fetch;
+  /** Between 0 and 1; spreads the pauses between attempts. */
+  chance?: () => number;
+}
+
+export interface Turn {
+  id: string;
+  /** `ended`: it was over while nobody listened. Rejects with `CallFailed`. */
+  done: Promise<{ outcome: "completed" | "aborted" | "skipped" | "ended"; message: Message | null }>;
+}
+
+/** One agent on a server, kept up to date over a socket that comes back by itself. */
+export class AgentClient<State = unknown> extends EventTarget {
+  constructor(place: string | URL | Place, options?: Options);
+  readonly snapshot: Snapshot<State>;
+  /** Resolves when the agent has said who it is; rejects when it never will. */
+  readonly ready: Promise<this>;
+  readonly state: State | undefined;
+  readonly runs: AgentToolEvents;
+  readonly messages: readonly Message[];
+  /** Calls the listener after each change; gives the function that ends it. */
+  subscribe(listener: (snapshot: Snapshot<State>) => void): () => void;
+  /** Rejects with `CallFailed`, or `ConnectionLost`: it may have run. */
+  call<Result = unknown>(method: string, args?: unknown[], options?: { signal?: AbortSignal }): Promise<Result>;
+  stream<Item = unknown, Result = unknown>(method: string, args?: unknown[], options?: { signal?: AbortSignal }): AsyncGenerator<Item, Result>;
+  /** Rejects with `CallFailed` when the server refuses it. */
+  setState(state: State): Promise<void>;
+  /** Sends a message of the app; false when there is no open socket to take it. */
+  send(message: string | object): boolean;
+  ask(question: string | Message, options?: { id?: string; body?: Record<string, unknown> }): Turn;
+  /** Without an id, the turn that runs. False when it cannot be sent. */
+  stop(id?: string): boolean;
+  clear(): boolean;
+  answerCall(toolCallId: string, output: unknown, options?: { error?: string; autoContinue?: boolean }): boolean;
+  approveCall(toolCallId: string, approved?: boolean, options?: { autoContinue?: boolean }): boolean;
+  retry(): void;
+  /** Closes for good; what waits rejects with `ConnectionEnded`. */
+  close(code?: number, reason?: string): void;
+}
+
+/** The method, or the turn, failed; the message is what the server says in public. */
+export class CallFailed extends Error {}
+/** The socket went before the answer came: it may have happened or not. */
+export class ConnectionLost extends Error {
+  readonly code: number;
+}
+/** There will be no other connection: it was closed, or the server refuses. */
+export class ConnectionEnded extends Error {
+  readonly code: number;
+}
+/** The caller is wrong. */
+export class UsageError extends Error {}

@@ -1,0 +1,127 @@
+// One socket to one agent, kept up by itself.
+//
+// It carries text frames both ways. When it drops, the next attempt comes after a pause that
+// grows; a close code that says "do not come back" ends it. What was sent while no socket was
+// open is not queued here: whoever asks again on `open` knows best what is still true.
+
+const FIRST_PAUSE_MS = 400;
+const LONGEST_PAUSE_MS = 5_000;
+const GROWTH = 1.6;
+const JITTER = 0.2;
+const HANDSHAKE_MS = 8_000;
+
+/** 1008 and 4000-4999: the server will not have this client back. */
+export function isFinal(code) {
+  return code === 1008 || (code >= 4000 && code <= 4999);
+}
+
+/** The pause before attempt `tries` (from 0), in ms; `chance` is in [0, 1). */
+export function pauseBefore(tries, chance) {
+  const pause = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * GROWTH ** tries);
+  return pause * (1 + JITTER * (2 * chance - 1));
+}
+
+export class Line {
+  #address;
+  #on;
+  #Socket;
+  #chance;
+  #socket = null;
+  #tries = 0;
+  #timer = null;
+  #ended = false;
+  #online = () => this.retry();
+
+  /**
+   * `address()` gives, or promises, the URL of the next attempt. `on`: `open()`,
+   * `text(string)`, `lost({code, reason})` when an open socket has gone by itself, and
+   * `link({kind, …})`, where kind is `connecting`, `open`, `waiting` (with `ms`), `refused`
+   * (with `code` and `reason`: there is no other attempt) or `closed`.
+   */
+  constructor(address, on, { WebSocket = globalThis.WebSocket, chance = Math.random } = {}) {
+    [this.#address, this.#on, this.#Socket, this.#chance] = [address, on, WebSocket, chance];
+    globalThis.addEventListener?.("online", this.#online);
+  }
+
+  async connect() {
+    clearTimeout(this.#timer);
+    this.#on.link({ kind: "connecting", tries: this.#tries });
+    const attempt = {}; // until its socket is there
+    this.#socket = attempt;
+    let socket;
+    try {
+      socket = new this.#Socket(await this.#address());
+    } catch (error) {
+      if (this.#socket === attempt) this.#wait({ code: 1006, reason: String(error) });
+      return;
+    }
+    if (this.#socket !== attempt) return void socket.close();
+    let open = false;
+    this.#socket = socket;
+    this.#timer = setTimeout(() => socket.close(), HANDSHAKE_MS);
+    socket.addEventListener("open", () => {
+      if (socket !== this.#socket) return;
+      clearTimeout(this.#timer);
+      open = true;
+      this.#on.link({ kind: "open" });
+      this.#on.open();
+    });
+    socket.addEventListener("message", ({ data }) => {
+      if (socket !== this.#socket || typeof data !== "string") return;
+      this.#tries = 0; // a server that only accepts and drops is not tried in a hurry
+      this.#on.text(data);
+    });
+    socket.addEventListener("error", () => undefined); // its close tells
+    socket.addEventListener("close", ({ code, reason }) => {
+      if (socket !== this.#socket) return;
+      if (open) this.#on.lost({ code, reason });
+      this.#wait({ code, reason });
+    });
+  }
+
+  /** Tries again now, if a pause is running. */
+  retry() {
+    if (this.#socket === null && !this.#ended) this.connect();
+  }
+
+  get isOpen() {
+    return this.#socket?.readyState === 1;
+  }
+
+  /** Sends a text; false when there is no open socket to take it. */
+  send(text) {
+    if (!this.isOpen) return false;
+    this.#socket.send(text);
+    return true;
+  }
+
+  /** Closes for good. */
+  close(code = 1000, reason = "") {
+    if (this.#ended) return;
+    this.#end();
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close?.(code, reason);
+    this.#on.link({ kind: "closed", code, reason });
+  }
+
+  #end() {
+    this.#ended = true;
+    clearTimeout(this.#timer);
+    globalThis.removeEventListener?.("online", this.#online);
+  }
+
+  #wait({ code, reason }) {
+    clearTimeout(this.#timer);
+    this.#socket = null;
+    if (isFinal(code)) {
+      this.#end();
+      this.#on.link({ kind: "refused", code, reason });
+      return;
+    }
+    const ms = pauseBefore(this.#tries, this.#chance());
+    this.#tries += 1;
+    this.#on.link({ kind: "waiting", ms, tries: this.#tries, code, reason });
+    this.#timer = setTimeout(() => this.connect(), ms);
+  }
+}

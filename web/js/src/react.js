@@ -1,0 +1,75 @@
+// Hooks for React 18 and later.
+
+import { useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
+
+import { AgentClient } from "./agent.js";
+import { emptyChat } from "./chat.js";
+import { applyAgentToolEvents, emptyState, runsOf } from "./reducer.js";
+
+/** A client of an agent, from mount to unmount, with what it knows: `{client, ...snapshot}`. */
+export function useAgentClient(place, options) {
+  const key = JSON.stringify(place);
+  const given = useRef(options);
+  given.current = options;
+  const [client, setClient] = useState(null);
+  useEffect(() => {
+    const made = new AgentClient(JSON.parse(key), given.current);
+    setClient(made);
+    return () => made.close();
+  }, [key]);
+  const subscribe = useCallback((changed) => client?.subscribe(changed) ?? (() => undefined), [client]);
+  const snapshot = useSyncExternalStore(subscribe, () => client?.snapshot ?? NOTHING);
+  return { client, ...snapshot };
+}
+
+const NOTHING = {
+  link: { kind: "connecting", tries: 0 },
+  identified: false,
+  name: "",
+  agent: "",
+  state: undefined,
+  runs: emptyState(),
+  chat: emptyChat(),
+  loaded: false,
+};
+
+/**
+ * The runs of an agent as they go. `agent` is anything with `addEventListener("message")`: a
+ * client of this package, or what `useAgent` of the npm package `agents` gives. The call and
+ * the result have the form of that package's hook of the same name.
+ */
+export function useAgentToolEvents({ agent }) {
+  const [state, setState] = useState(emptyState);
+  useEffect(() => {
+    const known = agent?.snapshot?.runs;
+    if (known) setState((mine) => (Object.keys(mine.runsById).length === 0 ? known : mine));
+    let waiting = [];
+    const fold = () => {
+      const frames = waiting;
+      waiting = [];
+      setState((now) => applyAgentToolEvents(now, frames));
+    };
+    const hear = ({ data }) => {
+      const frame = parsed(data);
+      if (frame?.type !== "agent-tool-event") return;
+      waiting.push(frame);
+      if (waiting.length === 1) queueMicrotask(fold);
+    };
+    agent?.addEventListener("message", hear);
+    return () => agent?.removeEventListener("message", hear);
+  }, [agent]);
+  const getRunsForToolCall = useCallback((toolCallId) => runsOf(state, toolCallId), [state]);
+  const resetLocalState = useCallback(() => setState(emptyState()), []);
+  return useMemo(() => {
+    const { runsById, runsByToolCallId, unboundRuns } = state;
+    return { runsById, runsByToolCallId, unboundRuns, getRunsForToolCall, resetLocalState };
+  }, [state, getRunsForToolCall, resetLocalState]);
+}
+
+function parsed(data) {
+  try {
+    return typeof data === "string" ? JSON.parse(data) : null;
+  } catch {
+    return null;
+  }
+}
