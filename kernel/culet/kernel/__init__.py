@@ -1,5 +1,6 @@
 """The kernel: durable agents on trio."""
 
+from .again import retry_run as retry_run
 from .agenda import DuePage as DuePage
 from .agent import Agent as Agent
 from .agent import current_agent as current_agent

@@ -49,6 +49,7 @@ class Places:
         self.tree = tree
         self._lines: dict[str, deque[_Waiter]] = {}
         self._given: Counter[tuple[str, Want]] = Counter()
+        self._tree_was_full = False  # somebody was told so since the last end
 
     def full(self, node: Node, want: Want) -> Full | None:
         """Return the bound when no place is free for that run."""
@@ -59,6 +60,7 @@ class Places:
     ) -> Full | None:
         most = self.tree.kernel.limits.runs_per_tree
         if in_tree >= most:
+            self._tree_was_full = True
             return Full(most, f"{most} runs are going on in this tree already")
         agent = node.agent
         return core.full(agent.max_concurrent_agent_tools, agent.run_caps, want, taken)
@@ -134,8 +136,10 @@ class Places:
     def ended(self, owner: str) -> None:
         """A run of that agent has ended: what it leaves may be somebody's of the tree."""
         self.freed(owner)
-        for other in list(self._lines):
-            self.freed(other)
+        if self._tree_was_full:
+            self._tree_was_full = False
+            for other in list(self._lines):
+                self.freed(other)
 
     def _drop(self, owner: str, waiter: _Waiter) -> None:
         line = self._lines.get(owner, deque())
