@@ -199,7 +199,9 @@ class RunMachine(TrioMachine):
                 if status is not None:
                     self.model.told_status(run_id, status)
             else:
-                tree.runs.cancel(owner, run_id, "test")
+                receipt = await tree.runs.stop(owner, run_id, "test")
+                if not tree.closed:
+                    self.model.holds(tree, receipt)
 
         self.task(ask)
 

@@ -16,6 +16,7 @@ import trio
 from culet.kernel import (
     Agent,
     AgentToolRun,
+    CancelReceipt,
     Chunk,
     FiberRecovery,
     FiberResolution,
@@ -23,6 +24,7 @@ from culet.kernel import (
     Turn,
 )
 from culet.kernel.errors import CuletError
+from culet.kernel.tree import Tree
 
 Key = tuple[str, str]  # (slot of the owner, run id)
 
@@ -61,6 +63,20 @@ class Model:
         self.need(
             self.told.setdefault(run_id, status) == status, f"two ends of {run_id}"
         )
+
+    def holds(self, tree: Tree, receipt: CancelReceipt) -> None:
+        """What a receipt names as ended stands so, or was forgotten since."""
+        for one in (*receipt.runs, *receipt.fibers):
+            table = "run" if one.kind == "run" else "fiber"
+            rows = tree.db.execute(
+                f"SELECT status FROM {table} WHERE id = ?", (one.id,)
+            )
+            stands = not rows or (one.status,) in rows
+            self.need(stands, f"{one.kind} {one.id} was not ended: {rows}")
+        jobs = [tree.jobs.get(int(call.id)) for call in receipt.calls]
+        self.need(not any(jobs), f"a dropped call is owed: {jobs}")
+        self.off.update(call.id for call in receipt.calls)
+        self.need(bool(receipt.runs) == receipt.ended, "who ended it")
 
 
 class Actor(Agent):
@@ -106,7 +122,9 @@ class Root(Actor):
         return run.status
 
     async def cancel(self, run_id: str) -> str | None:
-        return (await self.runs.cancel(run_id)).status
+        receipt = await self.runs.cancel(run_id)
+        self.model.holds(self._node.tree, receipt)
+        return receipt.status
 
 
 class Worker(Actor):
