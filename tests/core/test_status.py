@@ -25,7 +25,7 @@ from culet.kernel.core.status import (
 
 CELLS = list(itertools.product(STATUSES, CAUSES))
 SETTLES = {
-    "finished": "completed", "failed": "error", "bad-output": "error",
+    "finished": "completed", "failed": "error", "over-budget": "error", "bad-output": "error",
     "cancelled": "aborted", "asker-ended": "aborted", "start-failed": "error",
     "forgotten": "aborted", "skipped": "aborted",
     "recovery-exhausted": "error", "not-started": "interrupted",

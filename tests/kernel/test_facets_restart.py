@@ -16,6 +16,7 @@ import trio
 
 from culet.kernel import (
     Agent,
+    Budget,
     ConnectContext,
     Connection,
     FiberRecovery,
@@ -149,7 +150,9 @@ class Busy(Kid):
         await self.fibers.start("f", self._steps, fiber_id="f")
         script = [["say", "x"], ["sleep", 1000]]
         for _ in range(2):
-            await self.run_agent_tool(ScriptedChild, script, detached=True)
+            await self.run_agent_tool(
+                ScriptedChild, script, detached=True, budget=Budget(tokens=9)
+            )
 
 
 def opened(**options: Any) -> Any:

@@ -64,11 +64,41 @@ NEVER: Final = {
         "SELECT r.id FROM run r JOIN fiber f ON r.owner = f.owner AND r.asker = f.id"
         " WHERE r.status = 'running' AND f.status <> 'running'"
     ),
+    "an account that is open without a turn, or of a turn and not open": (
+        "SELECT a.slot, a.what FROM account a WHERE (a.state = 'open') <>"
+        " (EXISTS (SELECT 1 FROM run r WHERE r.child = a.slot AND r.id = a.what"
+        " AND r.status = 'running') OR EXISTS (SELECT 1 FROM fiber f"
+        " WHERE f.owner = a.slot AND f.id = a.what AND f.status = 'running'))"
+    ),
+    "an account of nothing": (
+        "SELECT a.slot, a.what FROM account a WHERE a.parent >= a.id OR NOT"
+        " (EXISTS (SELECT 1 FROM run r WHERE r.child = a.slot AND r.id = a.what)"
+        " OR EXISTS (SELECT 1 FROM fiber f WHERE f.owner = a.slot AND f.id = a.what))"
+    ),
+    "an account that has ended and pays for nobody": (
+        "SELECT a.slot, a.what FROM account a WHERE a.state = 'ended' AND NOT EXISTS"
+        " (SELECT 1 FROM account b WHERE b.parent = a.id AND b.state <> 'closed')"
+    ),
     "a run of a facet that is gone": (
         "SELECT r.id FROM run r WHERE r.owner NOT IN (SELECT n.slot FROM node n"
         " WHERE n.state = 'live')"
     ),
 }
+for _measure in ("tokens", "cost", "calls"):
+    NEVER[f"{_measure} beyond a limit"] = (
+        f"SELECT a.what FROM account a WHERE a.{_measure}_spent + a.{_measure}_held >"
+        f" a.{_measure}_limit OR min(a.{_measure}_spent, a.{_measure}_held) < 0"
+    )
+    NEVER[f"{_measure} held for nobody, or for somebody and not held"] = (
+        f"SELECT a.what, a.{_measure}_held FROM account a WHERE a.{_measure}_held <>"
+        f" (SELECT coalesce(sum(iif(b.{_measure}_limit IS NULL, b.{_measure}_held,"
+        f" b.{_measure}_limit - b.{_measure}_spent)), 0) FROM account b"
+        " WHERE b.parent = a.id)"
+    )
+    NEVER[f"{_measure} kept by what is closed"] = (
+        f"SELECT a.what FROM account a WHERE a.state = 'closed'"
+        f" AND a.{_measure}_limit <> a.{_measure}_spent + a.{_measure}_held"
+    )
 HOLES: Final = (
     "SELECT stream FROM main.culet_entry GROUP BY stream HAVING count(*) <> max(i) + 1"
 )

@@ -78,6 +78,7 @@ EFFECT = (
     "began_at, settled_at) VALUES ('root0', 'call', 'pay', 'k', '', "
     "'ask', 1, 'completed', '7', 1, 2)"
 )
+ACCOUNT = "INSERT INTO main.account (slot, what, state, tokens_held) VALUES ({})"
 FAULTS = [
     ("running run", "DELETE FROM main.job WHERE what = 'run1'"),
     ("running fiber", "DELETE FROM main.job WHERE what = 'fiber1'"),
@@ -97,6 +98,11 @@ FAULTS = [
     ("effect 1 (pay) is without a live owner", EFFECT.replace("'root0'", "'below'")),
     ("result of effect 1 (pay) is no JSON", EFFECT.replace("'7'", "'{'")),
     ("2 times, 3 times without", "UPDATE main.job SET attempts = 3, tries = 2 WHERE kind = 'turn'"),
+    ("turn1 of agent root0 is closed", ACCOUNT.format("'root0', 'turn1', 'closed', 0")),
+    ("of no run and of no turn", ACCOUNT.format("'kid', 'none', 'closed', 0")),
+    ("has ended, nothing draws on it", ACCOUNT.format("'kid', 'run1', 'ended', 0")),
+    ("holds 5 tokens, those below", ACCOUNT.format("'kid', 'run1', 'open', 5")),
+    ("trigger account_of_run", "DROP TRIGGER main.account_of_run"),
     (f"newer than {len(schema.TREE)}", "PRAGMA main.user_version = 9"),
     ("due at -5", "UPDATE main.job SET due_at = -5 WHERE what = 'tick'"),
 ]  # fmt: skip

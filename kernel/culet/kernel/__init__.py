@@ -5,12 +5,17 @@ from .agenda import DuePage as DuePage
 from .agent import Agent as Agent
 from .agent import current_agent as current_agent
 from .agent import retry_call as retry_call
+from .budgets import Spend as Spend
 from .calls import AsyncCallback as AsyncCallback
 from .calls import Final as Final
 from .calls import Stub as Stub
 from .classes import CallableMethod as CallableMethod
 from .classes import rpc as rpc
 from .clock import Clock as Clock
+from .core.budget import Amount as Amount
+from .core.budget import Budget as Budget
+from .core.budget import Left as Left
+from .core.budget import Spent as Spent
 from .core.chunks import apply_chunk_to_parts as apply_chunk_to_parts
 from .core.cron import next_fire as next_fire
 from .core.inspection import Inspection as Inspection
@@ -22,6 +27,7 @@ from .core.places import RunCaps as RunCaps
 from .core.reducer import AgentToolEvents as AgentToolEvents
 from .core.reducer import apply_agent_tool_event as apply_agent_tool_event
 from .core.run import AgentToolRun as AgentToolRun
+from .core.status import ended_by as ended_by
 from .core.upcoming import Upcoming as Upcoming
 from .deliveries import Delivery as Delivery
 from .detached import Detached as Detached

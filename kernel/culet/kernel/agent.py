@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cas
 import msgspec
 import trio
 
+from .budgets import BudgetNoun
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
+from .core.budget import Budget
+from .core.budget import checked as checked_budget
 from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.places import RunCaps
@@ -112,6 +115,7 @@ class Agent:
     resumable: ClassVar[bool] = False
     durability: ClassVar[Level | None] = None
     send_identity_on_connect: ClassVar[bool] = True  # False: clients hear no name
+    turn_budget: ClassVar[Budget | None] = None  # of each own turn, as one of a chat
     turn_lane: ClassVar[str | None] = None  # chat bases: one turn after the other
     turn_frames: ClassVar[bool] = False  # chat bases: own clients see turns
 
@@ -302,6 +306,11 @@ class Agent:
     def runs(self) -> RunsNoun:
         """Its agent-tool runs."""
         return RunsNoun(self._node)
+
+    @property
+    def budget(self) -> BudgetNoun:
+        """What the turn that this code works for may still spend."""
+        return BudgetNoun(self._node)
 
     @property
     def schedules(self) -> SchedulesNoun:
@@ -530,11 +539,14 @@ class Agent:
         detached: bool | Detached = False,
         no_progress_s: float | None = None,
         output_type: Any = None,
+        budget: Budget | None = None,
     ) -> AgentToolRun:
         """Run a facet as a tool: durable, idempotent by `run_id`, one truthful end.
 
         Waits for the end unless `detached`. Cancelling the caller only loses the
-        observer: the run goes on, and the same id joins it again.
+        observer: the run goes on, and the same id joins it again. A `budget` is reserved
+        from what the calling turn has left, or the run is refused: `error`, reason
+        `budget`. Without one it shares what that turn has.
         """
         node = self._node
         if isinstance(tool, AgentTool):
@@ -555,6 +567,7 @@ class Agent:
             run_id=run_id, tool_call_id=parent_tool_call_id, order=display_order,
             display=display, preview=input_preview, cancel=cancel, detached=policy,
             no_progress_s=no_progress_s, check=check, schema=schema,
+            budget=checked_budget(budget),
         )  # fmt: skip
         return await node.tree.runs.run(node, kind, input, ask)
 
@@ -685,7 +698,7 @@ _HOOKS = {
 } | {"get_connection_tags", "validate_state_change"}
 _SETTINGS = {
     "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools", "run_caps",
-    "supervision", "retry", "resumable", "durability", "turn_lane", "turn_frames",
+    "supervision", "retry", "resumable", "turn_budget", "durability", "turn_lane", "turn_frames",
     "send_identity_on_connect",
 }  # fmt: skip
 Agent.__culet_final__ = frozenset(

@@ -369,7 +369,11 @@ class TreeTarget:
         if inward is None and caller is not None:
             inward = _callback_of(caller)
         values, named = method.copy_args(args, kwargs, inward)
-        ctx = Ambient(node, identity=caller.identity if caller else None)
+        ours = caller is not None and caller.node.tree is node.tree
+        ctx = Ambient(
+            node, identity=caller.identity if caller else None,
+            payer=caller.pays if caller is not None and ours else None,
+        )  # fmt: skip
         if named:
             bound = method.fn
 

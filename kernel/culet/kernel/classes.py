@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from .calls import Method
+from .core.budget import checked
 from .core.path import check_classes, kebab
 from .errors import UsageError
 from .pump import VERBS, brings_verbs
@@ -108,6 +109,7 @@ class AgentClass:
                 f"{cls.__name__}.durability is power or process, not {cls.durability!r}"
             )
             raise UsageError(msg)
+        checked(cls.turn_budget)
         self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
         # A turn that cannot be resumed has not begun while the author's start runs: what
         # dies in there may be tried again.

@@ -148,8 +148,15 @@ class Duties:
         if taken.payload == DEADLINE:
             self.tree.fibers.overdue(owner, run_id)
             return True
+        late = self.tree.budgets.out_of_time(owner, run_id, taken.row.key)
+        if late is not None and late.kind == "turn":
+            self.tree.endings.cancel(late, None, Ending.by("budget-exceeded"))
+            return True
         run = self.tree.runs.get(owner, run_id)
         if run is None or run.status != "running":
+            return True
+        if late is not None:
+            await self.give_up(owner, run_id, "budget-exceeded")
             return True
         policy, now = self.tree.runs.policy(owner, run_id), self.tree.now()
         parked = self.tree.runs.parked(owner, run_id)

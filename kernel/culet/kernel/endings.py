@@ -310,6 +310,7 @@ class Endings:
             for job_id, *_about in jobs:
                 self.tree.jobs.drop("id = ?", (job_id,))
             for table in ("run", "fiber", "effect"):
+            self.tree.budgets.forget_below(slot)
                 self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
             self.db.execute(
                 BELOW + "UPDATE node SET state = 'gone' WHERE slot IN"
@@ -431,6 +432,8 @@ class Endings:
         if subject.kind == "run":
             self.tree.jobs.drop(_LIMITS_OF_RUN, (subject.owner, subject.id))
         if subject.kind == "run" and hook:
+        if subject.kind != "fiber":
+            self.tree.budgets.end(subject)
             self._owe(subject, now)
         step.told.append((subject, ending, n))
         return True

@@ -44,6 +44,28 @@ class CapacityError(CuletError):
     """A named bound is reached. Nothing was stored; trying again later may work."""
 
 
+class OverBudget(CuletError):
+    """There is less left of a budget than was asked for. Nothing was spent.
+
+    `what` is a measure (`tokens`, `cost`, `calls`), `depth` or `seconds`; `left` is what
+    was left of it. `retryable`: what others have reserved would be enough, and may come
+    back.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        what: str = "",
+        asked: int = 0,
+        left: int = 0,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.what, self.asked, self.left = what, asked, left
+        self.retryable = retryable
+
+
 class FacetAborted(CuletError):
     """The agent was stopped while, or before, this call ran in it.
 

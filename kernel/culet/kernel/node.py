@@ -64,6 +64,9 @@ class Work:
         self.is_cut, self.reason = True, reason
 
 
+Payer = tuple[str, str]  # an agent, and its run, turn or fiber: who pays for a spend
+
+
 class Ambient(NamedTuple):
     """Whose code runs in this task, and for whom."""
 
@@ -76,7 +79,13 @@ class Ambient(NamedTuple):
     tool_call: tuple[str, str] | None = None  # (message id, tool call id)
     work: Work | None = None  # the fiber or turn, which may have been ended
     in_queue: bool = False  # it holds the place of a turn: none begins meanwhile
+    payer: Payer | None = None  # whose turn has called this code, if it is not its own
     maker: str | None = None  # the run, turn or fiber that made this call's schedule
+
+    @property
+    def pays(self) -> Payer | None:
+        """Who pays for what this code does: the turn that it works for, or its caller's."""
+        return self.payer if self.asker is None else (self.node.slot, self.asker)
 
 
 ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from . import deliveries
+from .core.budget import Spent
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
@@ -192,6 +193,17 @@ class RunsNoun:
             self._node.slot, status=status, agent_type=agent_type,
             parent_tool_call_id=parent_tool_call_id, limit=limit, after=after,
         )  # fmt: skip
+
+    def spent(self, run_id: str) -> Spent:
+        """Return what a run and all below it have spent so far; nothing when there is none.
+
+        It stays when facets below are deleted or cleared.
+        """
+        tree, slot = self._node.tree, self._node.slot
+        subject = tree.runs.subject(slot, run_id)
+        return (
+            Spent() if subject is None else tree.budgets.spent((subject.slot, run_id))
+        )
 
     def replay(self, run_id: str, after: int = -1) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, as decoded JSON; then end."""

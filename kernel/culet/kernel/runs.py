@@ -20,6 +20,7 @@ from .core import frames
 from .core import run as core
 from .core.path import check_name
 from .core.places import Want
+from .core.budget import Budget, Short, Spent
 from .core.run import AgentToolRun, Status
 from .detached import Detached, arm, count, stored
 from .endings import Ending, Subject, Watch, json_text
@@ -45,9 +46,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("culet.kernel")
 _COLUMNS: Final = (
     "id, class, status, tool_call_id, display_order, display, preview, output, summary,"
-    " error, reason, usage, n, started_at, completed_at"
+    " error, reason, usage, n, started_at, completed_at,"
+    " (SELECT json_object('tokens', tokens_spent + tokens_over,"
+    " 'cost', cost_spent + cost_over, 'calls', calls_spent + calls_over,"
+    " 'over', json_object('tokens', tokens_over, 'cost', cost_over, 'calls', calls_over))"
+    " FROM account WHERE account.slot = run.child AND account.what = run.id)"
 )
-_JSON: Final = (5, 6, 7, 11)
+_JSON: Final = (5, 6, 7, 11, 15)
 _INSERT: Final = (
     "INSERT INTO run (owner, id, child, class, asker, tool_call_id, display_order,"
     " display, preview, input_digest, detached, status, started_at)"
@@ -70,13 +75,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     schema: Any = None  # of what `check` lets pass, for a life that does not have it
 
 
+    budget: Budget | None = None
 def to_run(row: tuple[Any, ...]) -> AgentToolRun:
     """Return the public record of a row of `_COLUMNS`."""
     values = list(row)
     for at in _JSON:
         values[at] = stored_json(values[at])
     (run_id, cls, status, call, order, display, preview, output, summary, error,
-     reason, usage, n, started_at, completed_at) = values  # fmt: skip
+     reason, usage, n, started_at, completed_at, total) = values  # fmt: skip
     return AgentToolRun(
         run_id=run_id, agent_type=cls, status=status, parent_tool_call_id=call,
         order=order, display=display, preview=preview, output=output, summary=summary,
@@ -84,6 +90,7 @@ def to_run(row: tuple[Any, ...]) -> AgentToolRun:
         completed_at=completed_at,
     )  # fmt: skip
 
+        total=None if total is None else msgspec.convert(total, Spent),
 
 @final
 class Runs:
@@ -278,7 +285,7 @@ class Runs:
 
     def _refusal(
         self, node: Node, kind: AgentClass, ask: Ask, run_id: str
-    ) -> tuple[str, str] | None:
+    ) -> tuple[str, str] | Short | None:
         tree = self.tree
         depth = tree.kernel.limits.depth
         if len(node.lineage()) >= depth:
@@ -291,22 +298,27 @@ class Runs:
         full_at = self.places.full(node, Want(kind.name, ask.detached is not None))
         if full_at is not None:
             return "capacity", full_at.text
-        return None
+        here = ambient.get()
+        payer = None if here is None else here.pays
+        return tree.budgets.refusal(payer, ask.budget)
 
     def _refused(
-        self, node: Node, kind: AgentClass, ask: Ask, run_id: str, why: tuple[str, str]
-    ) -> AgentToolRun:
+        self, node: Node, kind: AgentClass, ask: Ask, run_id: str,
+        why: tuple[str, str] | Short,
+    ) -> AgentToolRun:  # fmt: skip
         """Leave no row: the result has the real id, the frames one that is never stored."""
-        now = self.tree.now()
+        now, returns = self.tree.now(), isinstance(why, Short) and why.may_return
+        reason, error = ("budget", why.text()) if isinstance(why, Short) else why
         told = AgentToolRun(
-            run_id=run_id, agent_type=kind.name, status="error", reason=why[0],
-            error=why[1], parent_tool_call_id=ask.tool_call_id, order=ask.order,
+            run_id=run_id, agent_type=kind.name, status="error", reason=reason,
+            error=error, parent_tool_call_id=ask.tool_call_id, order=ask.order,
             display=ask.display, n=0, started_at=now, completed_at=now,
         )  # fmt: skip
         shown = msgspec.structs.replace(told, run_id=self.tree.kernel.chance.id())
         blob = Blob(frames.started(shown), frames.terminal(shown))
         self.tree.sockets.push_all(node.slot, blob)
         if node.kind.hears_finish:  # nothing is stored that could owe it
+            may_return=returns,
             node.hook(Ambient(node), node.agent.on_agent_tool_finish, told)
         return told
 
@@ -363,6 +375,12 @@ class Runs:
                     job = tree.jobs.add(
                         child,
                         "turn",
+                    tree.budgets.open_run(
+                        Subject("run", node.slot, run_id, child),
+                        None if here is None else here.pays,
+                        ask.budget,
+                        loose=ask.detached is not None,
+                    )
                         run_id,
                         at=now,
                         lane=lane,
@@ -598,3 +616,4 @@ class Runs:
         push = partial(self.tree.sockets.push_all, node.slot, blob)
         self.tree.barrier.after.append(push)
         self.tree.barrier.touched()
+            self.tree.budgets.forget(self._row(*mine) or "", run_id)

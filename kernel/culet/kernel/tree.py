@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import trio
 
 from .barrier import Barrier
+from .budgets import Budgets
 from .calls import Stub, TreeTarget
 from .core.limits import DEPTH_MAX
 from .core.path import check_name, path_text
@@ -123,6 +124,7 @@ class Tree:
         self.streams = Streams(self)
         self.endings = Endings(self)
         self.runs = Runs(self)
+        self.budgets = Budgets(self)
         self.milestones = Milestones(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)

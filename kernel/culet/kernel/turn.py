@@ -26,6 +26,7 @@ from .errors import (
     FacetAborted,
     FacetBroken,
     StorageError,
+    OverBudget,
     UsageError,
 )
 from .jobs import StartFailed, Taken
@@ -420,6 +421,7 @@ class Turns:
         key = (node.slot, subject.id)
         self.live[key] = turn
         self.tree.emit("turn:begin", subject, attempt)
+        self.tree.budgets.open_turn(subject, node.kind.cls.turn_budget)
         # a child that runs itself says its chunks itself
         own = None if node.kind.runs_itself else turn
         ctx = Ambient(
@@ -482,7 +484,8 @@ class Turns:
     def _failure(self, turn: Turn, error: Exception) -> Ending:
         text = str(error) or type(error).__name__
         kept = self._kept(turn.text)
-        return Ending.by("failed", text[:_ERROR_CHARS], summary=kept)
+        cause: Cause = "over-budget" if isinstance(error, OverBudget) else "failed"
+        return Ending.by(cause, text[:_ERROR_CHARS], summary=kept)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)

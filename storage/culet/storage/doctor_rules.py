@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from . import schema
+from .doctor_accounts import ACCOUNT_RULES
 
 _WRITER: Final = slice(96, 100)  # of a database: the SQLite that wrote it last
 
@@ -135,6 +136,7 @@ _SINCE: Final[dict[int, tuple[tuple[str, str], ...]]] = {  # schemas of `tree.db
             """,
         ),
     ),
+    5: ACCOUNT_RULES,
 }
 _AGENT_RULES: Final[tuple[tuple[str, str], ...]] = (
     (
@@ -165,7 +167,10 @@ _GUARDS: Final[dict[bool, tuple[str, ...]]] = {
     True: ("fiber_absorbs", "run_absorbs"),
     False: ("culet_entry_keeps",),
 }  # the triggers that keep what is for good
-_GUARDS_SINCE: Final = {2: ("effect_absorbs",)}
+_GUARDS_SINCE: Final = {
+    2: ("effect_absorbs",),
+    5: ("account_of_run", "account_of_turn"),
+}
 _ENDS: Final = (
     "SELECT run.id, run.n, 'run' FROM run JOIN node ON node.slot = run.child"
     " WHERE run.status <> 'running' AND node.state = 'live' AND run.child = ?"

@@ -11,6 +11,14 @@ from typing import Final
 
 _STATUSES: Final = "('running','completed','error','aborted','interrupted')"
 _FREE: Final = "held IS NULL AND dead = 0 AND paused = 0"
+_LINES: Final = "\n".join(
+    f"""  {of}_limit INTEGER CHECK ({of}_limit >= 0),
+  {of}_spent INTEGER NOT NULL DEFAULT 0 CHECK ({of}_spent >= 0),
+  {of}_held INTEGER NOT NULL DEFAULT 0
+    CHECK ({of}_held >= 0 AND {of}_spent + {of}_held <= {of}_limit),
+  {of}_over INTEGER NOT NULL DEFAULT 0 CHECK ({of}_over >= 0),"""
+    for of in ("tokens", "cost", "calls")
+)
 
 TREE: Final[tuple[str, ...]] = (
     f"""
@@ -156,6 +164,37 @@ UPDATE job SET tries = attempts WHERE kind = 'turn';
     """
 -- run, turn or fiber of the owner whose code made a call; NULL: some other code of it
 ALTER TABLE job ADD COLUMN maker TEXT;
+""",
+    f"""
+-- What a run, or an own turn, and all below it may spend and have spent.
+CREATE TABLE account (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,    -- above every account that it pays for
+  slot TEXT NOT NULL,                      -- agent whose code spends
+  what TEXT NOT NULL,                      -- id of its run or own turn
+  parent INTEGER,                          -- account of whoever asked for it
+  state TEXT NOT NULL CHECK (state IN ('open', 'ended', 'closed')),
+  depth INTEGER,                           -- levels of runs that may be below it
+  deadline_at INTEGER,
+{_LINES}
+  UNIQUE (slot, what)
+) STRICT;
+CREATE INDEX account_parent ON account (parent);
+CREATE TRIGGER account_of_run AFTER DELETE ON run
+BEGIN
+  UPDATE account SET parent = (SELECT a.parent FROM account AS a
+    WHERE a.slot = OLD.child AND a.what = OLD.id)
+  WHERE parent = (SELECT a.id FROM account AS a
+    WHERE a.slot = OLD.child AND a.what = OLD.id);
+  DELETE FROM account WHERE slot = OLD.child AND what = OLD.id;
+END;
+CREATE TRIGGER account_of_turn AFTER DELETE ON fiber WHEN OLD.kind = 'turn'
+BEGIN
+  UPDATE account SET parent = (SELECT a.parent FROM account AS a
+    WHERE a.slot = OLD.owner AND a.what = OLD.id)
+  WHERE parent = (SELECT a.id FROM account AS a
+    WHERE a.slot = OLD.owner AND a.what = OLD.id);
+  DELETE FROM account WHERE slot = OLD.owner AND what = OLD.id;
+END;
 """,
 )
 

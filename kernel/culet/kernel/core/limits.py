@@ -23,6 +23,7 @@ CRON_TEXT_MAX: Final = 256  # characters of a cron expression
 DELAY_MAX_S: Final = 1e10  # of a schedule: some 300 years
 INTERVAL_MAX_S: Final = 2_592_000  # 30 days; what is rarer is a cron
 JITTER_MAX_S: Final = 86_400
+AMOUNT_MAX: Final = 10**12  # of a budget or one spend: tokens, calls, cost in 1e-6 $
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from culet.kernel.core.budget import Spent
 from culet.kernel.core.limits import DEFAULT
 
 Status = Literal["running", "completed", "error", "aborted", "interrupted"]
@@ -35,7 +36,8 @@ class AgentToolRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run as its row tells it; `status` is always the row's.
 
     `n` is the length of its stream, known with the end. `preview` is what clients see
-    of the input. Instants are epoch milliseconds.
+    of the input. Instants are epoch milliseconds. `usage` is the child's own word, `total`
+    what it and all below it have spent by their accounts (see `Budget`), None for nothing.
     """
 
     run_id: str
@@ -53,10 +55,17 @@ class AgentToolRun(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     started_at: int = 0
     completed_at: int | None = None
+    total: Spent | None = None
+    may_return: bool = False
 
     @property
     def retryable(self) -> bool:
-        """Whether asking again may help: interrupted, out of capacity, still running."""
+        """Whether asking again may help: interrupted, out of capacity, still running.
+
+        Of a run that was refused for its budget: whether what others hold may come back.
+        """
+        if self.reason == "budget":
+            return self.may_return
         return self.status in {"interrupted", "running"} or self.reason == "capacity"
 
 
