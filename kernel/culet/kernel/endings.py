@@ -309,8 +309,8 @@ class Endings:
             jobs = self.db.execute(BELOW + owed, (slot,))
             for job_id, *_about in jobs:
                 self.tree.jobs.drop("id = ?", (job_id,))
-            for table in ("run", "fiber", "effect"):
             self.tree.budgets.forget_below(slot)
+            for table in ("run", "fiber", "effect"):
                 self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
             self.db.execute(
                 BELOW + "UPDATE node SET state = 'gone' WHERE slot IN"
@@ -431,9 +431,9 @@ class Endings:
         self.tree.jobs.drop(where, (subject.slot, subject.id))
         if subject.kind == "run":
             self.tree.jobs.drop(_LIMITS_OF_RUN, (subject.owner, subject.id))
-        if subject.kind == "run" and hook:
         if subject.kind != "fiber":
             self.tree.budgets.end(subject)
+        if subject.kind == "run" and hook:
             self._owe(subject, now)
         step.told.append((subject, ending, n))
         return True

@@ -18,9 +18,9 @@ import trio
 from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
+from .core.budget import Budget, Short, Spent
 from .core.path import check_name
 from .core.places import Want
-from .core.budget import Budget, Short, Spent
 from .core.run import AgentToolRun, Status
 from .detached import Detached, arm, count, stored
 from .endings import Ending, Subject, Watch, json_text
@@ -73,9 +73,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     no_progress_s: float | None = None
     check: Callable[[Any], Any] | None = None
     schema: Any = None  # of what `check` lets pass, for a life that does not have it
-
-
     budget: Budget | None = None
+
+
 def to_run(row: tuple[Any, ...]) -> AgentToolRun:
     """Return the public record of a row of `_COLUMNS`."""
     values = list(row)
@@ -88,9 +88,9 @@ def to_run(row: tuple[Any, ...]) -> AgentToolRun:
         order=order, display=display, preview=preview, output=output, summary=summary,
         error=error, reason=reason, usage=usage, n=n, started_at=started_at,
         completed_at=completed_at,
+        total=None if total is None else msgspec.convert(total, Spent),
     )  # fmt: skip
 
-        total=None if total is None else msgspec.convert(total, Spent),
 
 @final
 class Runs:
@@ -313,12 +313,12 @@ class Runs:
             run_id=run_id, agent_type=kind.name, status="error", reason=reason,
             error=error, parent_tool_call_id=ask.tool_call_id, order=ask.order,
             display=ask.display, n=0, started_at=now, completed_at=now,
+            may_return=returns,
         )  # fmt: skip
         shown = msgspec.structs.replace(told, run_id=self.tree.kernel.chance.id())
         blob = Blob(frames.started(shown), frames.terminal(shown))
         self.tree.sockets.push_all(node.slot, blob)
         if node.kind.hears_finish:  # nothing is stored that could owe it
-            may_return=returns,
             node.hook(Ambient(node), node.agent.on_agent_tool_finish, told)
         return told
 
@@ -370,17 +370,17 @@ class Runs:
                     ),
                 )  # fmt: skip
                 if not stillborn:
-                    if tree.jobs.idle(child, lane):
-                        take = tree.jobs.take_number()
-                    job = tree.jobs.add(
-                        child,
-                        "turn",
                     tree.budgets.open_run(
                         Subject("run", node.slot, run_id, child),
                         None if here is None else here.pays,
                         ask.budget,
                         loose=ask.detached is not None,
                     )
+                    if tree.jobs.idle(child, lane):
+                        take = tree.jobs.take_number()
+                    job = tree.jobs.add(
+                        child,
+                        "turn",
                         run_id,
                         at=now,
                         lane=lane,
@@ -606,6 +606,7 @@ class Runs:
         with self.tree.transaction():
             hook = self.db.execute(sql, mine) and node.kind.hears_finish
             self.tree.jobs.drop(owed, mine)
+            self.tree.budgets.forget(self._row(*mine) or "", run_id)
             self.db.execute("DELETE FROM run WHERE owner = ? AND id = ?", mine)
             if hook:
                 self.tree.jobs.add(
@@ -616,4 +617,3 @@ class Runs:
         push = partial(self.tree.sockets.push_all, node.slot, blob)
         self.tree.barrier.after.append(push)
         self.tree.barrier.touched()
-            self.tree.budgets.forget(self._row(*mine) or "", run_id)

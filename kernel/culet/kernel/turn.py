@@ -25,8 +25,8 @@ from .errors import (
     Deleted,
     FacetAborted,
     FacetBroken,
-    StorageError,
     OverBudget,
+    StorageError,
     UsageError,
 )
 from .jobs import StartFailed, Taken
@@ -420,8 +420,8 @@ class Turns:
             turn._text = [str(c.get("delta", "")) for c in deltas]
         key = (node.slot, subject.id)
         self.live[key] = turn
-        self.tree.emit("turn:begin", subject, attempt)
         self.tree.budgets.open_turn(subject, node.kind.cls.turn_budget)
+        self.tree.emit("turn:begin", subject, attempt)
         # a child that runs itself says its chunks itself
         own = None if node.kind.runs_itself else turn
         ctx = Ambient(
