@@ -233,8 +233,8 @@ async def test_fibers_and_runs_are_told_from_start_to_end(clock: object) -> None
         await test.advance(5)
         kinds = [c for c, _, _ in heard if c.split(":")[0] in ("run", "turn", "fiber")]
         assert kinds == [
-            "fiber:start", "run:ask", "run:start", "turn:begin", "turn:chunk",
-            "turn:end", "run:end",
+            "fiber:start", "run:ask", "run:start", "run:transition", "turn:begin",
+            "run:transition", "turn:chunk", "turn:end", "run:end", "run:transition",
         ]  # fmt: skip
         kinds = [c for c, _, _ in again if c.split(":")[0] in ("run", "turn", "fiber")]
         assert kinds == [

@@ -50,6 +50,7 @@ from .receipts import CancelReceipt as CancelReceipt
 from .receipts import DroppedCall as DroppedCall
 from .receipts import EndedWork as EndedWork
 from .receipts import Withdrawn as Withdrawn
+from .runtree import RunInspection as RunInspection
 from .schedules import Schedule as Schedule
 from .sockets import Connection as Connection
 from .stops import AbortReceipt as AbortReceipt

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 import trio
 
+from . import runtree
 from .calls import UNENCODABLE, stored_json
 from .core.run import AgentToolRun, Status
 from .core.status import Cause, own_words, settled
@@ -479,6 +480,7 @@ class Endings:
             self.tree.emit(
                 f"{subject.kind}:end", subject, step.fibers.get(subject, ending)
             )
+            runtree.ended(self.tree, subject, ending.status, ending.reason)
         for subject, _ending, _n in step.told[1:]:
             if subject.kind != "run":  # their agent lives on
                 self.tree.stop_worker(subject.slot, subject.id, "asker-ended")

@@ -18,7 +18,11 @@ root:open             TreeKey         whether it was made
 run:ask               slot            name of the class that is asked for
 run:start, run:end    Subject         None; Ending
 run:reattach          Subject         seconds of silence that this waiter bears
+run:transition        Subject         Transition: asked, begun, resumed, or how it ended
+run:reattached        Subject         how a waiter that joined it left: the status that it
+                                      got, no-progress, or lost
 run:many_detached     slot            how many: so many nobody waits for go on
+run:many_retained     slot            how many: so many runs of it are kept
 run:give_up           Subject         the reason: its budget or its silence is over
 run:undelivered       Subject         Undelivered: who was to hear of it raised
 turn:begin, turn:end  Subject         number of the attempt
@@ -92,6 +96,25 @@ class Failure(NamedTuple):
     what: str
     name: str
     error: BaseException
+
+
+class Transition(NamedTuple):
+    """A run has come from one state to the next.
+
+    `to`: `asked`, `begun`, `resumed` (its turn goes on in a new attempt), or the status
+    that it ended with, and `reason`. `depth`: in how many runs it was asked for, of which
+    `parent_run_id` is the nearest. `elapsed_s` since it was asked for. `attempt`: of the
+    turn, 0 before the first.
+    """
+
+    run_id: str
+    parent_run_id: str | None
+    depth: int
+    agent_type: str
+    to: str
+    reason: str | None
+    elapsed_s: float
+    attempt: int
 
 
 class FiberTold(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
@@ -83,6 +84,7 @@ class Kernel:
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
         self._waking = 0  # sleeping roots that are being opened, because they are due
+        self.reattached: Counter[str] = Counter()  # how waiters left that had joined again
         self._listeners: dict[str, list[Listener]] = {}
 
     # ---- life
@@ -575,7 +577,8 @@ class Kernel:
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""
         trees = self.trees.values()
-        return {
+        joined = {f"run_reattached_{o}".replace("-", "_"): n for o, n in self.reattached.items()}
+        return joined | {
             "trees": len(self.trees),
             "sleeping_trees": len(self._sleeping),
             "nodes": sum(len(t.nodes) for t in trees),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
 import msgspec
 import trio
 
-from . import deliveries
+from . import deliveries, runtree
 from .core.budget import Spent
 from .core.job import Retry
 from .core.path import check_name
@@ -26,6 +26,7 @@ from .milestones import Milestone, Reports
 from .node import Ambient, Node, ambient, is_stop
 from .plans import Due
 from .receipts import CancelReceipt
+from .runtree import RunInspection
 from .schedules import Rhythm, Schedule, Wanted
 from .stops import AbortReceipt
 
@@ -37,6 +38,7 @@ A = TypeVar("A", bound="Agent")
 Schedules = list[Schedule]  # in the classes below `list` is a method
 Soon = list[Upcoming]
 Deliveries = list[Delivery]
+Inspections = list[RunInspection]
 
 
 class Child(NamedTuple):
@@ -204,6 +206,28 @@ class RunsNoun:
         return (
             Spent() if subject is None else tree.budgets.spent((subject.slot, run_id))
         )
+
+    def inspect(self, run_id: str) -> RunInspection | None:
+        """Return a run as it is now: its phase, its attempt, how far it is, where."""
+        return runtree.inspect(self._node.tree, self._node.slot, run_id)
+
+    def tree(
+        self,
+        run_id: str | None = None,
+        *,
+        status: Status | None = None,
+        limit: int | None = None,
+        after: int = 0,
+    ) -> Inspections:
+        """Return the runs that this agent and all below it have asked for, parents first.
+
+        With a `run_id`, one of its own, only what is below that run. `after` is a
+        `number`; a page has at most `limits.tree_rows`.
+        """
+        return runtree.below(
+            self._node.tree, self._node.slot, run_id,
+            status=status, limit=limit, after=after,
+        )  # fmt: skip
 
     def replay(self, run_id: str, after: int = -1) -> AsyncIterator[Any]:
         """Yield the published frames after number `after`, as decoded JSON; then end."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
+from . import runtree
 from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
@@ -176,6 +177,8 @@ class Runs:
                 ask.cancel.on_cancel(cancel)
             await trio.lowlevel.checkpoint()
             return run
+        if known:
+            return await self._rejoin(node, run.run_id, ask)
         return await self.join(node, run.run_id, ask)
 
     def dispatch(
@@ -397,8 +400,10 @@ class Runs:
         if ask.check is not None:
             self.validators[node.slot, run_id] = ask.check
         tree.emit("run:start", Subject("run", node.slot, run_id, child), None)
+        runtree.tell(tree, Subject("run", node.slot, run_id, child), "asked")
         if ask.detached is not None:
             self._count_detached(node)
+        self._count_retained(node)
         if node.kind.hears_start:
             ctx = Ambient(node)
             node.hook(ctx, node.agent.on_agent_tool_start, run)
@@ -418,6 +423,14 @@ class Runs:
             log.warning("%r has %d detached runs going on", node, limit)
             self.tree.emit("run:many_detached", node.slot, limit)
 
+    def _count_retained(self, node: Node) -> None:
+        """Warn once when so many are kept that clearing may have been forgotten."""
+        slot, limit = node.slot, self.tree.kernel.limits.many_retained
+        sql = "SELECT count(*) FROM (SELECT 1 FROM run WHERE owner = ? LIMIT ?)"
+        if self.db.execute(sql, (slot, limit + 1)) == [(limit,)]:
+            log.warning("%r keeps %d runs; runs.clear() forgets some", node, limit)
+            self.tree.emit("run:many_retained", slot, limit)
+
     def over(self, owner: str, run_id: str) -> None:
         """A run has ended: nothing is kept for it."""
         self.validators.pop((owner, run_id), None)
@@ -428,6 +441,18 @@ class Runs:
             token[0].forget(token[1])
 
     # ---- waiting
+
+    async def _rejoin(self, node: Node, run_id: str, ask: Ask) -> AgentToolRun:
+        """Wait for a run that went on already; how this waiter leaves it is counted."""
+        subject = self.subject(node.slot, run_id)
+        outcome = "lost"
+        try:
+            run = await self.join(node, run_id, ask)
+            outcome = run.reason or "" if run.status == "running" else run.status
+        finally:
+            self.tree.kernel.reattached[outcome] += 1
+            self.tree.emit("run:reattached", subject, outcome)
+        return run
 
     async def join(self, node: Node, run_id: str, ask: Ask) -> AgentToolRun:
         """Wait for the end of a run; a waiter that gives up changes nothing."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
+from . import runtree
 from .calls import UNENCODABLE
 from .core.fits import complaint
 from .core.run import coalesce, default_error
@@ -422,6 +423,7 @@ class Turns:
         self.live[key] = turn
         self.tree.budgets.open_turn(subject, node.kind.cls.turn_budget)
         self.tree.emit("turn:begin", subject, attempt)
+        runtree.tell(self.tree, subject, "begun" if attempt == 1 else "resumed", attempt)
         # a child that runs itself says its chunks itself
         own = None if node.kind.runs_itself else turn
         ctx = Ambient(

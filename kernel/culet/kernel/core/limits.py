@@ -95,6 +95,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     progress_bytes: int = 16 << 10  # one report, as JSON
     milestones: int = 1_000  # that one run reports
     runs_per_tree: int = 10_000  # that go on at once, over all agents of a tree
+    many_retained: int = 1_000  # runs of one agent: then there is a warning
     many_detached: int = 50  # of one agent: then there is a warning
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
