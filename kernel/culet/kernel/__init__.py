@@ -18,6 +18,8 @@ from .core.budget import Left as Left
 from .core.budget import Spent as Spent
 from .core.chunks import apply_chunk_to_parts as apply_chunk_to_parts
 from .core.cron import next_fire as next_fire
+from .core.effects import Done as Done
+from .core.effects import NotDone as NotDone
 from .core.inspection import Inspection as Inspection
 from .core.inspection import StoredChunk as StoredChunk
 from .core.job import Retry as Retry
@@ -31,6 +33,9 @@ from .core.status import ended_by as ended_by
 from .core.upcoming import Upcoming as Upcoming
 from .deliveries import Delivery as Delivery
 from .detached import Detached as Detached
+from .effectrows import Effect as Effect
+from .effects import EffectContext as EffectContext
+from .effects import current_effect as current_effect
 from .fiberrows import FiberProgress as FiberProgress
 from .fiberrows import FiberRecovery as FiberRecovery
 from .fiberrows import FiberResolution as FiberResolution

@@ -20,11 +20,14 @@ from .classes import CallableMethod
 from .core import frames
 from .core.budget import Budget
 from .core.budget import checked as checked_budget
+from .core.effects import Verdict
 from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.places import RunCaps
 from .core.run import AgentToolRun
 from .detached import Detached, checked
+from .effectrows import Row as EffectRow
+from .effects import EffectsNoun
 from .errors import NotFound, StorageError, UsageError
 from .fiberrows import FiberRecovery, FiberResolution, progress_of
 from .http import ConnectContext, Forward, Headers, Request, Response, as_request
@@ -326,6 +329,11 @@ class Agent:
     def fibers(self) -> FibersNoun:
         """Its fibers."""
         return FibersNoun(self._node)
+
+    @property
+    def effects(self) -> EffectsNoun:
+        """What it does outside, once each."""
+        return EffectsNoun(self._node)
 
     @property
     def sockets(self) -> SocketsNoun:
@@ -654,6 +662,12 @@ class Agent:
 
     def _ended(self, stream_id: str, end: End) -> None:
         """Chat bases keep what a turn has said, in the very step that ends it."""
+
+    def _effect_decided(
+        self, effect: EffectRow, verdict: Verdict, value: Any, error: str | None
+    ) -> bool:
+        """Chat bases tell a tool call what was decided; whether it waits for that."""
+        return False
 
     def _default_gate(self, child: ChildRef) -> Response | None:
         node = self._node

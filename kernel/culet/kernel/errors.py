@@ -101,6 +101,30 @@ class Deleted(CuletError):
     """The slot is gone for good. A stub, job or frame that names it came too late."""
 
 
+class EffectFailed(CuletError):
+    """The recorded outcome of an effect is an error: what its function raised.
+
+    `effect_id` names it in the ledger. Asking again gives the same error; doing it again
+    takes another key.
+    """
+
+    def __init__(self, message: str, effect_id: str) -> None:
+        super().__init__(message)
+        self.effect_id = effect_id
+
+
+class EffectUncertain(CuletError):
+    """Nobody knows whether an effect was carried out. It is listed until it is decided.
+
+    A function that does an effect raises it, too, when it cannot know (an answer that
+    never came): then the effect's policy says what is done.
+    """
+
+    def __init__(self, message: str = "", effect_id: str | None = None) -> None:
+        super().__init__(message or "nobody knows whether it was carried out")
+        self.effect_id = effect_id
+
+
 class StorageError(CuletError):
     """The store could not do it; the tree was restarted or refused, never half done."""
 

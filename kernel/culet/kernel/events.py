@@ -42,6 +42,8 @@ schedule:duplicate_warning            slot, Crowd: many calls of one method are 
 schedule:retry, queue:retry           slot, Owed: a try failed, another one follows
 schedule:error, queue:error           slot, Owed: attempts are used up
 schedule:cancel, queue:cancel         slot, Owed: it was taken back, or its owner deleted
+effect:begin, effect:end              slot, EffectTold: an intent; an outcome
+effect:uncertain      slot            EffectTold: a person is to decide
 connect, disconnect   slot            {"connectionId", …}; …, "code", "reason"
 rpc, rpc:error        slot            {"method", "streaming"}; …, "error"
 state:update          slot            {}
@@ -142,6 +144,16 @@ class FiberTry(NamedTuple):
     managed: bool
     attempt: int
     outcome: str | None = None
+
+
+class EffectTold(NamedTuple):
+    """Which effect, the number of its attempt, and its status by now."""
+
+    id: str
+    name: str
+    key: str
+    attempt: int
+    status: str
 
 
 class Undelivered(NamedTuple):

@@ -20,6 +20,7 @@ from .calls import Stub, TreeTarget
 from .core.limits import DEPTH_MAX
 from .core.path import check_name, path_text
 from .duties import Duties
+from .effects import Effects
 from .endings import Endings
 from .errors import (
     CapacityError,
@@ -128,6 +129,7 @@ class Tree:
         self.milestones = Milestones(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)
+        self.effects = Effects(self)
         self.schedules = Schedules(self)
         self.sockets = Sockets(self)
         self.stops = Stops(self)

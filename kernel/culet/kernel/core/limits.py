@@ -24,6 +24,7 @@ DELAY_MAX_S: Final = 1e10  # of a schedule: some 300 years
 INTERVAL_MAX_S: Final = 2_592_000  # 30 days; what is rarer is a cron
 JITTER_MAX_S: Final = 86_400
 AMOUNT_MAX: Final = 10**12  # of a budget or one spend: tokens, calls, cost in 1e-6 $
+EFFECT_KEY_MAX: Final = 1024  # code points
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 
@@ -102,6 +103,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
     hooks_at_once: int = 1_024  # of one agent
     notify_s: float = 30.0
+
+    # effects
+    effect_bytes: int = 256 << 10  # one recorded result, as JSON
+    effect_error_chars: int = 2_000  # of the error of one
+    effect_attempts: int = 5  # under `repeat`; then a person is asked
+    effect_check_s: float = 60.0  # for a check; then a person is asked
+    effects_open: int = 1_000  # of one agent without an outcome: more are refused
+    effects_per_agent: int = 100_000  # recorded under keys of its own: more are refused
+    effect_keep_s: float = (
+        2_592_000.0  # 30 days after the outcome; then its key is free
+    )
+    effect_tools: int = 1_000  # settled tool calls of one agent that are still listed
 
     # children that run themselves
     adapter_call_s: float = 30.0  # one answer; the work goes on in the background
