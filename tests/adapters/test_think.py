@@ -115,7 +115,8 @@ class Thinker(Think):
         return a + b
 
     async def slow(self, ctx: ToolContext, name: str) -> str:
-        STAGE.done.append(f"{name} {ctx.attempt} {ctx.idempotency_key}")
+        of_agent = ctx.idempotency_key.partition(":")[2]
+        STAGE.done.append(f"{name} {ctx.attempt} {of_agent}")
         await STAGE.through(name)
         return name
 

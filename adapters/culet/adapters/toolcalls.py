@@ -158,10 +158,11 @@ class ToolCalls:
         await self._say(call, "tool-output-available", output=model_value(run))
 
     async def _function(self, call: ToolCall, one: Tool) -> None:
+        slot = self.agent._node.slot  # others may have runs, and calls, of the same ids
         context = ToolContext(
             agent=self.agent, run_id=self.turn.run_id, tool_call_id=call.id,
             attempt=self.turn.attempt,
-            idempotency_key=f"{self.turn.message_id}:{call.id}",
+            idempotency_key=f"{slot}:{self.turn.message_id}:{call.id}",
             cancel=self.turn.cancel, identity=self.turn.identity,
             report=self._report,
         )  # fmt: skip

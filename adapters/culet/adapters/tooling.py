@@ -30,7 +30,9 @@ ERROR_CHARS: Final = 2_000  # of an error text for the model
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool may know of its call: a parameter annotated with it is filled in.
 
-    `idempotency_key` is the same for every attempt of one call, also after a crash.
+    `idempotency_key` is the same for every attempt of one call, also after a crash, and
+    no other call's, of whatever agent. `run_id` is None in a turn of a chat; an agent's
+    own run and call ids may be another agent's as well.
     """
 
     agent: Any = None
