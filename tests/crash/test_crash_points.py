@@ -81,6 +81,7 @@ def stored(folder: Path | None) -> str:
 @pytest.mark.rule(
     "G-01",
     "G-02",
+    "B-20",
     "I-03",
     "F-01",
     "F-03",

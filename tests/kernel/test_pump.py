@@ -245,6 +245,7 @@ async def parent(test: Harness) -> Any:
 # ---- pure
 
 
+@pytest.mark.rule("I-08")
 def test_what_an_inspection_may_not_say() -> None:
     assert judge(None) is None
     good = Inspection("completed", completed_at=1)
@@ -379,7 +380,7 @@ async def test_what_a_child_says_of_its_end_is_the_end_of_the_run(
         ("LosesTheErrorText", "a fail:x", "does not say why"),
     ],
 )
-@pytest.mark.rule("T-032", "T-034", "T-026")
+@pytest.mark.rule("T-032", "T-034", "T-026", "I-08")
 async def test_an_adapter_that_breaks_its_contract_ends_in_an_error_that_says_so(
     name: str, text: str, says: str, clock: object
 ) -> None:

@@ -14,7 +14,7 @@ from machines.sometimes import Sometimes
 from volume import ASKED, Ledger, Volume
 
 
-@pytest.mark.rule("G-04")
+@pytest.mark.rule("G-04", "B-20")
 @pytest.mark.proof
 @pytest.mark.volume("machine steps")
 @pytest.mark.slow
