@@ -393,7 +393,7 @@ async def test_a_run_that_waits_for_its_next_attempt_is_running_and_can_be_stopp
             return self.runs.get("r")
 
         async def stop(self) -> Any:
-            return await self.runs.cancel("r")
+            return (await self.runs.cancel("r")).status
 
     monkeypatch.setattr(Silent, "stalls", 100)
     async with open_test_kernel(roots=[Boss], facets=[Silent]) as test:

@@ -60,7 +60,7 @@ class AgentToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that is about to go on after its process ended.
+    """A turn that is about to go on after its process ended, or its model fell silent.
 
     `kind` is `retry` when nothing of it was stored, else `continue`.
     """
@@ -113,7 +113,11 @@ class AIChatAgent(Agent):
         """Called once when a turn has ended in this life of the agent."""
 
     async def on_chat_recovery(self, ctx: ChatRecovery) -> ChatRecoveryOptions | None:
-        """Called before a turn goes on after a crash; None: it does."""
+        """Called before a turn goes on after a crash, or its model fell silent; None: it does.
+
+        It has `limits.job_timeout_s`. What it raises ends the turn: nobody would know
+        whether it was to go on.
+        """
         return None
 
     async def on_chat_cleared(self) -> None:
@@ -241,6 +245,11 @@ class AIChatAgent(Agent):
         """Drive `on_chat_message` for a chat turn or a run."""
         self._chat.waiting.resume(turn)
         await self._chat.offers.arrived(turn.request_id)
+        if turn.run_id is None and self._chat.superseded(turn.request_id):
+            self._chat.transcript.forget([turn.request_id])
+            text = "skipped: what it was to answer was deleted"
+            self._node.tree.turns.end(turn, Ending.by("skipped", text))
+            return
         note = await self._chat.begin(turn)
         if turn.attempt > 1 and not await self._goes_on(turn):
             return
@@ -290,7 +299,7 @@ class AIChatAgent(Agent):
             kind="continue" if parts else "retry", partial_text=text_of(parts),
             partial_parts=parts, snapshot=turn.snapshot, messages=turn.messages,
         )  # fmt: skip
-        choice = await self.on_chat_recovery(ctx) or ChatRecoveryOptions()
+        choice = await self._chosen(ctx)
         if choice.go_on:
             blob = Blob(frames.chat_recovering(False, turn.request_id))
             self._node.tree.sockets.push_all(self._node.slot, blob)
@@ -299,6 +308,12 @@ class AIChatAgent(Agent):
             self._chat.transcript.forget([turn.request_id])
         self._node.tree.turns.end(turn, Ending.by("not-resumed"))
         return False
+
+    async def _chosen(self, ctx: ChatRecovery) -> ChatRecoveryOptions:
+        limit = self._node.tree.kernel.limits.job_timeout_s
+        with trio.move_on_after(limit):
+            return await self.on_chat_recovery(ctx) or ChatRecoveryOptions()
+        raise TimeoutError(f"on_chat_recovery took more than {limit} s")
 
     async def _input_messages(self, turn: Turn) -> list[Message]:
         assert turn.run_id is not None
@@ -418,6 +433,7 @@ _OWN = frozenset(
         "_ended",
         "_frame",
         "_start",
+        "_chosen",
         "_goes_on",
         "_input_messages",
         "_result",

@@ -86,10 +86,18 @@ class Chat:
         """Store the messages of turns that ended while this agent was not awake."""
         for request_id in self.transcript.all_noted():
             end = self.tree.end_of(self.slot, request_id)
-            if end is not None:
+            if end is None:
+                continue
+            try:
                 self._keep(request_id, end)
-                if end.status in ("error", "interrupted"):
-                    self.transcript.set_unseen(request_id)
+            except StorageError:
+                raise
+            except (
+                Exception
+            ) as error:  # unreadable: that must not keep it from starting
+                self.tree.kernel.report("message", self.node, error, name=request_id)
+            if end.status in ("error", "interrupted"):
+                self.transcript.set_unseen(request_id)
         self.tree.touched()
 
     # ---- asking for turns
@@ -307,6 +315,13 @@ class Chat:
 
     # ---- a turn
 
+    def superseded(self, request_id: str) -> bool:
+        """Whether a turn was to answer messages that are there no more: none of them."""
+        row = self.tree.fibers.get(self.slot, request_id, None)
+        about = None if row is None else row.metadata
+        ids = about.get("messageIds") if isinstance(about, dict) else None
+        return bool(ids) and all(self.transcript.get(i) is None for i in ids or ())
+
     async def begin(self, turn: Turn) -> Note:
         """Give a turn what it works with; a run's input becomes a message."""
         note = self.transcript.noted(turn.request_id)
@@ -318,7 +333,13 @@ class Chat:
         if turn.attempt == 1 and "leaf" in fields:
             self.transcript.cut(fields["leaf"], note.place)
             self.tree.touched()
-        before = self.transcript.all(note.place)
+        limits = self.tree.kernel.limits
+        before, turn.omitted = self.transcript.recent(
+            note.place, limits.transcript_bytes, limits.transcript_least
+        )
+        if turn.omitted:
+            told = f"{turn.omitted} older messages are not loaded for {turn.request_id}"
+            log.warning("%s: %s", self.node.path_text(), told)
         turn.messages = [
             m for m in before if note.continuation or m["id"] != note.message_id
         ]

@@ -208,9 +208,12 @@ def message_id_of(chunks: Iterable[Mapping[str, Any]], default: str) -> str:
 
 
 def has_tool_results(parts: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether some tool call among the parts is settled."""
+    """Whether some tool call among the parts is settled: a preliminary output is none."""
     return any(
-        "toolCallId" in part and part.get("state") in _TERMINAL_TOOL for part in parts
+        "toolCallId" in part
+        and part.get("state") in _TERMINAL_TOOL
+        and not part.get("preliminary")
+        for part in parts
     )
 
 

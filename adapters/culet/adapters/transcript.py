@@ -75,6 +75,33 @@ class Transcript:
         """Return the messages, oldest first; those before a place."""
         return [msgspec.json.decode(text) for text in self.texts(before)]
 
+    def recent(
+        self, before: int, max_bytes: int, least: int
+    ) -> tuple[list[Message], int]:
+        """Return the last messages before a place, oldest first, and how many are left out.
+
+        As many as have `max_bytes` of JSON together, but the last `least` in any case. What
+        is left out is never loaded. They begin with a person's where that costs none of
+        the `least`: providers want it so.
+        """
+        sql = (
+            "SELECT seq, length(CAST(body AS BLOB)), json_extract(body, '$.role')"
+            " FROM main.culet_message WHERE seq < ? ORDER BY seq DESC"
+        )
+        rows, size, kept = self.db.execute(sql, (before,)), 0, 0
+        for _seq, length, _role in rows:
+            size += length
+            if size > max_bytes and kept >= least:
+                break
+            kept += 1
+        while least < kept < len(rows) and rows[kept - 1][2] != "user":
+            kept -= 1
+        if not kept:
+            return [], len(rows)
+        sql = "SELECT body FROM main.culet_message WHERE seq >= ? AND seq < ? ORDER BY seq"
+        found = self.db.execute(sql, (rows[kept - 1][0], before))
+        return [msgspec.json.decode(body) for (body,) in found], len(rows) - kept
+
     def get(self, message_id: str) -> Message | None:
         """Return one message."""
         sql = "SELECT body FROM main.culet_message WHERE id = ?"

@@ -7,7 +7,7 @@ drive the generator, stage what it yields, settle what it ended with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
@@ -148,6 +148,7 @@ class Turn:
         self.usage: Any = None
         # what chat bases add
         self.messages: list[dict[str, Any]] = []  # UI messages, the new ones included
+        self.omitted = 0  # older ones that are not among them: there are too many
         self.trigger = "submit-message"
         self.body: Mapping[str, Any] = {}  # the client's custom keys
         self.client_tools: list[dict[str, Any]] = []
@@ -393,9 +394,7 @@ class Turns:
         """Settle a turn that does not go on: what it has said is kept as its summary."""
         if self.tree.jobs.mine(taken):
             stream = self.tree.streams.open(subject.slot, subject.id)
-            said = map(msgspec.json.decode, stream.bodies())
-            texts = (c["delta"] for c in said if c.get("type") == "text-delta")
-            ending.summary = self._kept("".join(map(str, texts)))
+            ending.summary = self._kept("".join(_texts(stream.bodies())))
         self._end(subject, ending, taken)
 
     def _kept(self, text: str) -> str | None:
@@ -491,6 +490,17 @@ class Turns:
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)
+
+
+def _texts(bodies: Iterable[str]) -> Iterator[str]:
+    """Yield the text of stored chunks; one that cannot be read keeps no turn from ending."""
+    for body in bodies:
+        try:
+            chunk = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(chunk, dict) and chunk.get("type") == "text-delta":
+            yield str(chunk.get("delta", ""))
 
 
 async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:

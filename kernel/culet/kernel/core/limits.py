@@ -145,6 +145,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connections_per_address: int = 1_000
     rpc_per_connection: int = 1_024  # in flight
     messages_per_chat: int = 10_000
+    transcript_bytes: int = 24 << 20  # of a chat, loaded for one turn
+    transcript_least: int = 4  # messages that are loaded however large they are
     retained_turns: int = 100  # of a chat whose streams may still be replayed
     continuation_s: float = 0.1  # for a client that answered to ask what streams
 
