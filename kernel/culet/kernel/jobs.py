@@ -407,6 +407,7 @@ class Jobs:
         rest = deque(batch)
         try:
             await self._durable()
+            await self.tree.kernel.paced()
             until = trio.current_time() + self.tree.kernel.limits.batch_s
             while rest:
                 taken = rest.popleft()

@@ -37,6 +37,7 @@ from .errors import (
 from .events import Failure
 from .fiberrows import FiberRun, Statuses
 from .node import Node, is_stop
+from .pace import Pace
 from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .tree import Tree
@@ -73,6 +74,7 @@ class Kernel:
         self.writer = Worker("culet writer") if threads else None
         self.janitor = Worker("culet janitor") if threads else None
         self.opener = Worker("culet opener") if threads else None
+        self.pace = Pace(limits, clock.stopwatch_ns)
         self.trees: dict[TreeKey, Tree] = {}
         self.closing = False
         self._nursery: trio.Nursery | None = None
@@ -91,6 +93,13 @@ class Kernel:
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Be the kernel's task until `close`."""
+        trio.lowlevel.add_instrument(self.pace)
+        try:
+            await self._run(task_status)
+        finally:
+            trio.lowlevel.remove_instrument(self.pace)
+
+    async def _run(self, task_status: Any) -> None:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as self._nursery:
                 await self._off_loop(self.store.open)
@@ -108,6 +117,11 @@ class Kernel:
             for tree in self.trees.values():
                 if not tree.closed:
                     tree.barrier.fence(StorageError("the kernel has ended"))
+
+    async def paced(self) -> None:
+        """Wait until this pass of the loop has time for something long."""
+        assert self._nursery is not None
+        await self.pace.go(self._nursery)
 
     async def _off_loop(self, fn: Callable[[], Any]) -> Any:
         """Run blocking work of the store on its thread (in place without threads)."""

@@ -345,6 +345,7 @@ class Turns:
             failed = Ending.by("start-failed", text[:_ERROR_CHARS])
             self._end(subject, failed, taken)
             return False
+        await tree.kernel.paced()
         if tree.jobs.mine(taken):  # barrier, wake and on_start lie between
             if taken.begun_before and not node.kind.resumable:  # upgraded meanwhile
                 self._cut(subject, Ending.by("not-resumable"), taken)
@@ -508,6 +509,7 @@ async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
     slice_ns = int(node.tree.kernel.limits.slice_s * 1e9)
     stopwatch = node.tree.kernel.clock.stopwatch_ns
     until = stopwatch() + slice_ns
+    pace = node.tree.kernel.pace
     foreign = node.kind.runs_itself and turn.run_id is not None
     source = follow(node, turn) if foreign else agent.on_turn(turn)
     with turn._scope:
@@ -516,6 +518,9 @@ async def _go(node: Node, agent: Agent, turn: Turn, stream: Stream) -> None:
                 turn.say(chunk)
                 if stream.full:
                     await stream.room()
+                    until = stopwatch() + slice_ns
+                if pace.spent:
+                    await node.tree.kernel.paced()
                     until = stopwatch() + slice_ns
                 elif stopwatch() > until:
                     await trio.lowlevel.checkpoint()

@@ -33,6 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # storage
     open_databases: int = 512  # agent files open at once, over all trees
+    open_asleep: int = 16  # of them, those that were read while their agent sleeps
     sql_rows: int = 10_000  # of one `sql()` result
     sql_steps: int = 50_000_000  # SQLite VM steps of one user statement
     sql_bytes: int = 1 << 20  # text of one statement
@@ -100,6 +101,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     many_detached: int = 50  # of one agent: then there is a warning
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
+    pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
     hooks_at_once: int = 1_024  # of one agent
     notify_s: float = 30.0
