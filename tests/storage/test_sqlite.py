@@ -273,6 +273,56 @@ def test_many_files_are_served_by_few_connections(tmp_path: Path) -> None:
     store.close()
 
 
+def test_of_files_that_are_read_while_their_agents_sleep_few_stay_open(
+    tmp_path: Path,
+) -> None:
+    store = opened(str(tmp_path), limits=Limits(open_databases=50, open_asleep=4))
+    tree = store.open_tree(KEY, level="process")
+    slots = [f"s{number}" for number in range(30)]
+    for slot in slots:
+        add_node(tree, slot)
+        tree.agent(slot).execute(NOTE, ("k", BIG))
+    barrier(tree)
+    awake, asleep = slots[:10], slots[10:]
+    for slot in asleep:
+        assert keys(tree, slot) == ["k"]
+        tree.agent(slot).rest()
+        tree.agent(slot).rest()
+    assert len(store._open_files) == len(awake) + 4
+    assert all(tree.agent(slot).connection is not None for slot in awake)
+
+    last = tree.agent(asleep[-1])
+    last.execute(NOTE, ("more", BIG))  # its agent woke up
+    for slot in asleep[:10]:
+        assert keys(tree, slot) == ["k"]
+        tree.agent(slot).rest()
+    assert last.connection is not None
+    assert len(store._open_files) == len(awake) + 1 + 4
+    barrier(tree)
+    store.close()
+    store = opened(str(tmp_path))
+    tree = store.open_tree(KEY, level="process")
+    assert keys(tree, asleep[-1]) == ["k", "more"]
+    assert all(keys(tree, slot) == ["k"] for slot in slots[:-1])
+    store.close()
+
+
+def test_a_file_in_a_transaction_is_not_put_to_rest(tmp_path: Path) -> None:
+    store = opened(str(tmp_path), limits=Limits(open_asleep=1))
+    tree = store.open_tree(KEY, level="process")
+    for slot in ("a", "b", "c"):
+        add_node(tree, slot)
+        tree.agent(slot).execute(NOTE, ("k", BIG))
+    with tree.agent("a").transaction():
+        tree.agent("a").rest()
+        for slot in ("b", "c"):
+            tree.agent(slot).rest()
+        tree.agent("a").execute(NOTE, ("more", BIG))
+    assert keys(tree, "a") == ["k", "more"]
+    assert tree.agent("b").connection is None
+    store.close()
+
+
 def test_least_recently_used_goes_first_and_a_transaction_never(tmp_path: Path) -> None:
     store = opened(str(tmp_path), limits=Limits(open_databases=2))
     tree = store.open_tree(KEY, level="process")

@@ -87,6 +87,10 @@ class AgentDb(Db, Protocol):
         """Whether the file was made (or is about to be, by the next record)."""
         ...
 
+    def rest(self) -> None:
+        """Its agent sleeps and somebody has read its file: of such, only a few stay open."""
+        ...
+
     def user(self, sql: str, params: Sequence[SqlValue], max_rows: int) -> UserRows:
         """Run one fenced user statement; more than `max_rows` rows raises `SqlError`."""
         ...

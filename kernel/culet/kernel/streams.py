@@ -467,6 +467,8 @@ class Streams:
         stream = Stream(self.tree, cursor.slot, cursor.stream_id, fresh=True)
         stream.published = end.n + 1
         texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
+        if cursor.slot not in self.tree.nodes:
+            stream.db.rest()
         if caught_up:
             texts += view.ended(end, replay=True)
         return texts, caught_up

@@ -252,6 +252,9 @@ class _FaultyAgentDb(_FaultyDb):
                 raise
         self.agent.user_end(commit=commit)
 
+    def rest(self) -> None:
+        self.agent.rest()
+
     @property
     def in_user_transaction(self) -> bool:
         return self.agent.in_user_transaction

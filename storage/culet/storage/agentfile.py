@@ -67,6 +67,10 @@ class Home(Protocol):
         """Note that this one was used last."""
         ...
 
+    def resting(self, agent: AgentDatabase) -> None:
+        """Note that this one, which is open, was read while its agent sleeps."""
+        ...
+
     def size_of(self, agent: AgentDatabase) -> int:
         """Return the bytes of the file."""
         ...
@@ -147,6 +151,11 @@ class AgentDatabase(Database):
     def size_bytes(self) -> int:
         """Bytes of the file, 0 before it is made."""
         return self._home.size_of(self) if self.exists else 0
+
+    def rest(self) -> None:
+        """Its agent sleeps and somebody has read its file: of such, only a few stay open."""
+        if self.connection is not None and not self.busy:
+            self._home.resting(self)
 
     # --- the user's
 

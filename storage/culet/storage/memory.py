@@ -112,6 +112,9 @@ class MemoryTree:
     def used(self, agent: AgentDatabase) -> None:
         """Nothing is ever closed for room."""
 
+    def resting(self, agent: AgentDatabase) -> None:
+        """Nothing is ever closed for room."""
+
     def size_of(self, agent: AgentDatabase) -> int:
         """Return the bytes of an agent's database."""
         if agent.connection is not None:

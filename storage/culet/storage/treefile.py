@@ -54,7 +54,9 @@ class OpenFiles:
 
     def __init__(self, limits: Limits) -> None:
         self.most = limits.open_databases
+        self.most_asleep = limits.open_asleep
         self.order: OrderedDict[AgentDatabase, None] = OrderedDict()
+        self.asleep: OrderedDict[AgentDatabase, None] = OrderedDict()  # also in `order`
 
     def make_room(self) -> None:
         """Close what was not used for longest, but nothing that is in a transaction."""
@@ -63,6 +65,29 @@ class OpenFiles:
             if idle is None:
                 return
             idle.disconnect()
+
+    def rest(self, agent: AgentDatabase) -> None:
+        """Keep it among the few that sleep; close the one that has rested for longest.
+
+        An open file costs more than a hundred kilobytes. Reading back a thousand runs
+        must not leave a thousand of them open, nor close those of agents at work.
+        """
+        self.asleep[agent] = None
+        self.asleep.move_to_end(agent)
+        while len(self.asleep) > self.most_asleep:
+            oldest, _ = self.asleep.popitem(last=False)
+            if not oldest.busy:
+                oldest.disconnect()
+
+    def use(self, agent: AgentDatabase) -> None:
+        """It was used last, whoever did."""
+        self.order.move_to_end(agent)
+        self.asleep.pop(agent, None)
+
+    def drop(self, agent: AgentDatabase) -> None:
+        """It is closed."""
+        self.order.pop(agent, None)
+        self.asleep.pop(agent, None)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -93,7 +118,7 @@ class FileAgent(AgentDatabase):
         """Close the connection and the descriptors beside it."""
         was_open = self.connection is not None
         super().disconnect()
-        self.tree.open_files.order.pop(self, None)
+        self.tree.open_files.drop(self)
         file, folder = self.file, self.tree.folder
         if file is None:
             return
@@ -243,7 +268,11 @@ class SqliteTree(Connections):
     def used(self, agent: AgentDatabase) -> None:
         """Note that this one was used last."""
         assert isinstance(agent, FileAgent)
-        self.open_files.order.move_to_end(agent)
+        self.open_files.use(agent)
+
+    def resting(self, agent: AgentDatabase) -> None:
+        """Note that this one was read while its agent sleeps."""
+        self.open_files.rest(agent)
 
     def size_of(self, agent: AgentDatabase) -> int:
         """Return the bytes of the file of an agent, as far as records know."""
