@@ -30,6 +30,12 @@ export const REPLY = Array.from({ length: 40 }, (_, at) => `w${at}`).join(" ");
 
 after(closeDocument);
 
+test("the packages are of the generation that is asked for", () => {
+  const older = new URL("./older/", import.meta.url).href;
+  const found = import.meta.resolve("@cloudflare/ai-chat/react");
+  assert.equal(found.startsWith(older), process.env.CULET_PACKAGES === "older", found);
+});
+
 // -------------------------------------------------------------------------- AgentClient
 
 function openClient(t, name, more = {}) {

@@ -17,6 +17,12 @@ const fresh = (name) => `${name}-${crypto.randomUUID().slice(0, 8)}`;
 
 after(closeDocument);
 
+test("the packages are of the generation that is asked for", () => {
+  const older = new URL("./older/", import.meta.url).href;
+  const found = import.meta.resolve("@cloudflare/ai-chat/react");
+  assert.equal(found.startsWith(older), process.env.CULET_PACKAGES === "older", found);
+});
+
 async function openChat(t, name, more = {}) {
   const tab = mount(() => {
     const agent = useAgent({ agent: "Clerk", name, host, minReconnectionDelay: 50 });

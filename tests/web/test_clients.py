@@ -15,7 +15,7 @@ JS = Path(__file__).parent.parent / "js"
 DOCS = JS.parent / "kill" / "docs"
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PACKAGES = (JS / "node_modules" / ".stamp").exists()
+PACKAGES = all((JS / at / "node_modules/.stamp").exists() for at in ("", "older"))
 IN_CI = "CI" in os.environ
 
 needs_packages = pytest.mark.skipif(
@@ -44,11 +44,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         server.communicate(timeout=20)
 
 
-def run_node(name: str, **env: str) -> None:
+def run_node(name: str, *options: str, **env: str) -> None:
     assert NODE is not None, "CI needs node"
     clean = {k: v for k, v in os.environ.items() if k != "NODE_TEST_CONTEXT"}
     done = subprocess.run(
-        [NODE, "--test", "--test-reporter=tap", name],
+        [NODE, *options, "--test", "--test-reporter=tap", name],
         cwd=JS,
         capture_output=True,
         text=True,
@@ -65,17 +65,29 @@ def test_our_reducer_equals_the_published_one() -> None:
     run_node("peer.test.mjs")
 
 
+@pytest.fixture(params=["current", "older"])
+def generation(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Which of the two generations of published packages; options for node."""
+    return ("--import", "./older.mjs") if request.param == "older" else ()
+
+
 @needs_packages
 @pytest.mark.slow
-def test_the_published_clients_work_with_the_gateway(url: str) -> None:
-    run_node("clients.test.mjs", CULET_URL=url)
+def test_the_published_clients_work_with_the_gateway(
+    url: str, generation: tuple[str, ...]
+) -> None:
+    packages = "older" if generation else ""
+    run_node("clients.test.mjs", *generation, CULET_URL=url, CULET_PACKAGES=packages)
 
 
 @needs_packages
 @pytest.mark.slow
 @pytest.mark.rule("C-070", "C-072")
-def test_the_published_client_runs_tools_and_approves_calls(url: str) -> None:
-    run_node("tools.test.mjs", CULET_URL=url)
+def test_the_published_client_runs_tools_and_approves_calls(
+    url: str, generation: tuple[str, ...]
+) -> None:
+    packages = "older" if generation else ""
+    run_node("tools.test.mjs", *generation, CULET_URL=url, CULET_PACKAGES=packages)
 
 
 @needs_packages

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -70,7 +71,11 @@ class Waiting:
         self.chat.tree.touched()
         body = msgspec.json.encode(message).decode()
         blob = Blob(frames.message_updated(body))
-        self.chat.tree.sockets.push_all(self.chat.slot, blob)
+        # Behind the frames of a turn that has just ended: who watches it takes its message
+        # from those, and the older published clients keep it against what came before.
+        tell = partial(self.chat.tree.sockets.push_all, self.chat.slot, blob)
+        self.chat.tree.barrier.after.append(tell)
+        self.chat.tree.barrier.touched()
         if request_id is None:
             self.go_on(connection)
         else:
