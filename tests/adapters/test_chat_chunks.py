@@ -266,6 +266,7 @@ async def test_after_a_restart_the_turn_that_ran_is_the_one_that_is_resumed(
             await test.crash()
         await test.reopen()
         async with connected(test.kernel, ME) as late:
+            await late.until(lambda c: bool(c.frames))
             assert late.frames[0] == {"type": "cf_agent_stream_resuming", "id": "r1"}
             late.send("cf_agent_stream_resume_ack", id="r1")
             await late.until(lambda c: c.text("r1") == "a ")

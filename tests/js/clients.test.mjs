@@ -7,7 +7,8 @@
 //   Note        a facet of it; state {"n": 0} at first; @rpc `where()` gives the names of its path.
 //               Facets are also reached by a route of the service's own: /desk/{name}/sub/….
 //   Worker      streams a text of at least 5 deltas, at least 20 ms apart.
-//   ChatBot     answers every message with REPLY, a word a delta, at least 20 ms apart.
+//   ChatBot     answers every message with REPLY, a word a delta, at least 20 ms apart; it
+//               fails with "out of words" after five of them when it is told to `fail`.
 import assert from "node:assert/strict";
 import { after, test } from "node:test";
 
@@ -335,4 +336,50 @@ test("useAgentChat: clearing empties both tabs and the server", options, async (
   await two.until("empty there", (value) => value.messages.length === 0);
 
   assert.deepEqual(await stored(name), []);
+});
+
+test("useAgentChat: clearing in mid-stream leaves nothing in either tab, nor after a reload", options, async (t) => {
+  const name = fresh("clear-mid");
+  const [one, two] = [await openChat(t, name), await openChat(t, name)];
+  one.now().sendMessage({ text: "go" });
+  await two.until("the other tab streams", (value) => lastText(value).includes("w3"));
+
+  two.now().clearHistory();
+  await two.until("empty where it was cleared", (value) => value.messages.length === 0);
+  await one.until("over where it was asked", ({ status }) => status === "ready");
+  const later = await openChat(t, name);
+  await new Promise((resolve) => setTimeout(resolve, 300)); // ten words more, if it went on
+
+  assert.deepEqual([one, later].map((tab) => said(tab.now())), [[], []]);
+  assert.deepEqual(await stored(name), []);
+});
+
+test("useAgentChat: a failure is shown live, after a reload and to a tab that comes back; the next turn works", options, async (t) => {
+  const name = fresh("fail");
+  const partial = "w0 w1 w2 w3 w4";
+  const failed = (value) => value.status === "error" && value.error.message.includes("out of words");
+  const first = await openChat(t, name);
+  first.now().sendMessage({ text: "fail" });
+  await first.until("it fails", failed);
+  assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", partial]]);
+
+  const reloaded = mount(useChat(name));
+  t.after(reloaded.unmount);
+  await reloaded.until("the failure after a reload", failed);
+  assert.deepEqual(said(reloaded.now()), [["user", "fail"], ["assistant", partial]]);
+
+  first.now().agent.reconnect();
+  await first.until("another connection", ({ agent }) => !agent.identified);
+  await first.until("identified again", ({ agent }) => agent.identified);
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", partial]]);
+
+  reloaded.now().sendMessage({ text: "go" });
+  await reloaded.until("done", (value) => value.status === "ready" && lastText(value).trim() === REPLY);
+  const expected = [["user", "fail"], ["assistant", partial], ["user", "go"], ["assistant", REPLY]];
+  assert.deepEqual(said(reloaded.now()), expected);
+  await first.until("the other tab has it", (value) => lastText(value).trim() === REPLY);
+  assert.deepEqual(said(first.now()), expected);
+  const after = await openChat(t, name);
+  await after.until("no failure any more", (value) => value.status === "ready" && said(value).length === 4);
 });

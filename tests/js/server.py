@@ -37,8 +37,11 @@ class ChatBot(AIChatAgent):
         if not said:
             yield {"type": "start-step"}
             yield {"type": "text-start", "id": "t"}
+        asked = [part.get("text") for part in turn.messages[-1]["parts"]]
         for i in range(said, 40):
             await trio.sleep(PACE_S)
+            if i == 5 and asked == ["fail"]:
+                raise ValueError("out of words")
             yield {
                 "type": "text-delta",
                 "id": "t",

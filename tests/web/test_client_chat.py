@@ -137,6 +137,7 @@ async def test_an_answer_goes_on_over_a_socket_that_is_cut():
         assert numbers == list(range(12))  # each chunk is told once
 
 
+@pytest.mark.rule("C-020a")
 async def test_an_answer_that_ended_while_the_socket_was_away_is_replayed():
     async with (
         running() as server,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -207,6 +208,10 @@ async def test_chunks_without_numbers_are_counted() -> None:
     assert isinstance(seen[-1], told.ChatEnded)
 
 
+CHUNK = '{"type":"text-delta","id":"t","delta":"a part of the answer"}'
+
+
+@pytest.mark.rule("C-021")
 @pytest.mark.parametrize(
     ("frame", "outcome"),
     [
@@ -216,6 +221,7 @@ async def test_chunks_without_numbers_are_counted() -> None:
         ({}, "completed"),
         ({"error": True, "body": "it broke"}, "error"),
         ({"error": True, "body": ""}, "error"),
+        ({"error": True, "body": CHUNK}, "error"),  # a text for people all the same
     ],
 )
 async def test_a_turn_ends_in_a_way_that_we_know(
@@ -228,8 +234,10 @@ async def test_a_turn_ends_in_a_way_that_we_know(
             {"type": RESPONSE, "id": answer.request_id, "done": True, **frame},
         )
         if outcome == "error":
-            with pytest.raises(CallFailed, match=frame["body"] or "the turn failed"):
+            told_of = frame["body"] or "the turn failed"
+            with pytest.raises(CallFailed, match=re.escape(told_of)):
                 await answer.done()
+            assert answer.text == "w0 "
         else:
             await answer.done()
         assert answer.outcome == outcome

@@ -32,12 +32,10 @@ from culet.kernel import (
     Turn,
 )
 from culet.kernel.core import clientframes as client
-from culet.kernel.core import frames
 from culet.kernel.core.chunks import text_of
 from culet.kernel.core.status import ended_by
 from culet.kernel.endings import Ending
 from culet.kernel.errors import NotFound, UsageError
-from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
 from culet.kernel.streams import End
 
@@ -301,8 +299,7 @@ class AIChatAgent(Agent):
         )  # fmt: skip
         choice = await self._chosen(ctx)
         if choice.go_on:
-            blob = Blob(frames.chat_recovering(False, turn.request_id))
-            self._node.tree.sockets.push_all(self._node.slot, blob)
+            self._chat.offers.recovered(turn.request_id)
             return True
         if not choice.persist and not rules.has_tool_results(parts):
             self._chat.transcript.forget([turn.request_id])

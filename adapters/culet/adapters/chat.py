@@ -42,6 +42,7 @@ _TURNS: Final = (
     "SELECT what FROM job WHERE owner = ? AND kind = 'turn' AND lane = ?"
     " ORDER BY held IS NULL, due_at, id"
 )
+_BEGUN: Final = "SELECT begun FROM job WHERE owner = ? AND kind = 'turn' AND what = ?"
 _STREAMS: Final = "SELECT id FROM fiber WHERE owner = ? AND kind = 'turn'"
 _OLD: Final = (
     "SELECT id, key IS NOT NULL OR ifnull(json_extract(metadata, '$.submission.named'), 0)"
@@ -84,7 +85,7 @@ class Chat:
 
     def _reconcile(self) -> None:
         """Store the messages of turns that ended while this agent was not awake."""
-        for request_id in self.transcript.all_noted():
+        for request_id in self.transcript.all_noted():  # the newest last
             end = self.tree.end_of(self.slot, request_id)
             if end is None:
                 continue
@@ -96,8 +97,10 @@ class Chat:
                 Exception
             ) as error:  # unreadable: that must not keep it from starting
                 self.tree.kernel.report("message", self.node, error, name=request_id)
-            if end.status in ("error", "interrupted"):
-                self.transcript.set_unseen(request_id)
+            self._note_failure(request_id, end)
+        recovering = self.transcript.recovering
+        if recovering and self.tree.end_of(self.slot, recovering) is not None:
+            self.offers.recovered(recovering)
         self.tree.touched()
 
     # ---- asking for turns
@@ -206,7 +209,6 @@ class Chat:
         if continues is not None:
             note = Note(place, continues["id"], continuation=True, base=continues)
         self.transcript.note(request_id, note)
-        self.transcript.set_unseen(None)
 
     def _owe(
         self,
@@ -408,8 +410,8 @@ class Chat:
             return
         try:
             message = self._keep(request_id, end)
-            if end.status in ("error", "interrupted") and not self._seen(request_id):
-                self.transcript.set_unseen(request_id)
+            self._note_failure(request_id, end)
+            self.offers.recovered(request_id)
         except StorageError as error:  # stored when this agent wakes again
             self.tree.kernel.report("message", self.node, error, name=request_id)
             return
@@ -426,9 +428,10 @@ class Chat:
             ctx = Ambient(self.node)
             self.node.hook(ctx, self.agent.on_chat_response, result)
 
-    def _seen(self, request_id: str) -> bool:
-        view = self.view(request_id)
-        return view is not None and bool(view.peers)
+    def _note_failure(self, request_id: str, end: End) -> None:
+        """Whoever comes is shown the last turn, if it has failed and none is owed."""
+        failed = end.status in ("error", "interrupted")
+        self.transcript.set_failed(request_id if failed else None)
 
     def _keep(self, request_id: str, end: End) -> Message | None:
         """Store a turn's message for good and drop its note."""
@@ -491,6 +494,11 @@ class Chat:
         """Return the turns that are owed: the one that runs, then the queue."""
         return [what for (what,) in self.tree.db.execute(_TURNS, (self.slot, LANE))]
 
+    def begun(self, request_id: str) -> bool:
+        """Whether a turn that is owed has begun, in this life or a former one."""
+        rows = self.tree.db.execute(_BEGUN, (self.slot, request_id))
+        return bool(rows and rows[0][0])
+
     def view(self, request_id: str) -> TurnView | None:
         """Return how the clients see a turn whose stream is in memory."""
         stream = self.tree.streams.find(self.slot, request_id)
@@ -519,6 +527,8 @@ class Chat:
         turns = self.turns()
         subjects = [self.tree.endings.subject(self.slot, t) for t in turns]
         self.transcript.forget(self.transcript.all_noted())
+        if self.transcript.recovering is not None:
+            self.offers.recovered(self.transcript.recovering)
         for subject in subjects:
             if subject is not None:
                 self._drop(subject)
@@ -526,7 +536,7 @@ class Chat:
         with self.node.db.transaction():
             self.transcript.delete(self.transcript.roles())
             self.transcript.drop_streams(s for (s,) in streams)
-            self.transcript.set_unseen(None)
+            self.transcript.set_failed(None)
             self.transcript.set_armed(None)
             self.transcript.set_context(None)
         self.tree.touched()

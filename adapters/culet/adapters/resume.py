@@ -19,6 +19,8 @@ import msgspec
 import trio
 
 from culet.kernel.core import frames
+from culet.kernel.errors import StorageError
+from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
 from culet.kernel.streams import Cursor, TurnView
 
@@ -36,21 +38,48 @@ class Offers:
         self._expected: dict[str, tuple[Connection, trio.Event]] = {}
 
     def hello(self, connection: Connection) -> list[str]:
-        """Return what a client that connects is told: a stream to resume, or the transcript."""
+        """Return what a client that connects is told: a stream to resume, or the transcript.
+
+        With the transcript goes the offer of the last turn, if it has failed.
+        """
         active = self._active()
         if active is not None:
-            said = self._said(active)
-            view = self.chat.view(active)
-            if view is not None and view.continuation:
-                return []  # it is shown to who asks
-            if said:
-                return [frames.stream_resuming(active)]
-            self._waiting.setdefault(active, {})[connection] = None
-            return [frames.stream_pending(active)]
-        unseen = self.chat.transcript.unseen
-        if unseen is not None:
-            return [frames.stream_resuming(unseen)]
-        return [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
+            return [*self._offer(active, connection), *self._recovering(active)]
+        told = [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
+        failed = self.chat.transcript.failed
+        return told if failed is None else [*told, frames.stream_resuming(failed)]
+
+    def _offer(self, active: str, connection: Connection) -> list[str]:
+        said = self._said(active)
+        view = self.chat.view(active)
+        if view is not None and view.continuation:
+            return []  # it is shown to who asks
+        if said:
+            return [frames.stream_resuming(active)]
+        self._waiting.setdefault(active, {})[connection] = None
+        return [frames.stream_pending(active)]
+
+    def _recovering(self, active: str) -> list[str]:
+        """Return that a turn which was cut is about to be taken up, if so."""
+        chat = self.chat
+        if (chat.slot, active) in chat.tree.turns.live or not chat.begun(active):
+            return []
+        try:
+            if chat.transcript.recovering != active:
+                chat.transcript.set_recovering(active)
+                chat.tree.touched()
+        except StorageError:
+            return []  # what cannot be kept could not be taken back
+        return [frames.chat_recovering(True, active)]
+
+    def recovered(self, request_id: str) -> None:
+        """A turn goes on, or has ended: whoever was told that it is recovering hears so."""
+        chat = self.chat
+        if chat.transcript.recovering == request_id:
+            chat.transcript.set_recovering(None)
+            chat.tree.touched()
+            blob = Blob(frames.chat_recovering(False, request_id))
+            chat.tree.sockets.push_all(chat.slot, blob)
 
     def expect(self, request_id: str, connection: Connection) -> None:
         """A client's answer has begun a continuation: it will ask what streams."""
@@ -73,11 +102,11 @@ class Offers:
                 event.set()
         active = self._active()
         if active is None:
-            unseen = self.chat.transcript.unseen
+            failed = self.chat.transcript.failed
             connection.say(
                 frames.stream_none("idle", probe_id)
-                if unseen is None
-                else frames.stream_resuming(unseen, probe_id)
+                if failed is None
+                else frames.stream_resuming(failed, probe_id)
             )
             return
         said = self._said(active)
@@ -109,13 +138,13 @@ class Offers:
         view.peers[connection] = None
 
     def acknowledge(self, request_id: str, connection: Connection) -> None:
-        """Replay a turn to a client, then live frames; a finished one ends with its end."""
+        """Replay a turn to a client, then live frames; a finished one ends with its end.
+
+        Whichever was offered: it may have ended, and another begun, since then.
+        """
         subject = self.chat.tree.endings.subject(self.chat.slot, request_id)
         if subject is None or subject.kind not in ("turn", "run"):
             return
-        if self.chat.transcript.unseen == request_id:
-            self.chat.transcript.set_unseen(None)
-            self.chat.tree.touched()
         self.replay(request_id, connection)
 
     def replay(self, request_id: str, connection: Connection) -> None:

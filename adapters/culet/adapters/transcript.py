@@ -29,7 +29,8 @@ _KEEP: Final = (
     " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
 _NOTE: Final = "chat:turn:"
-_UNSEEN: Final = "chat:unseen"
+_FAILED: Final = "chat:unseen"
+_RECOVERING: Final = "chat:recovering"
 _ARMED: Final = "chat:armed"
 _CONTEXT: Final = "chat:context"
 
@@ -189,10 +190,11 @@ class Transcript:
         return None if not rows else msgspec.json.decode(rows[0][0], type=Note)
 
     def all_noted(self) -> list[str]:
-        """Return the ids of turns whose message is not stored for good."""
+        """Return the ids of turns whose message is not stored for good, in their order."""
         sql = (
             "SELECT substr(key, ?2) FROM main.culet_value"
-            " WHERE substr(key, 1, ?2 - 1) = ?1"
+            " WHERE substr(key, 1, ?2 - 1) = ?1 ORDER BY"
+            " CASE WHEN json_valid(value) THEN json_extract(value, '$.place') END"
         )
         params = (_NOTE, len(_NOTE) + 1)
         return [request_id for (request_id,) in self.db.execute(sql, params)]
@@ -209,17 +211,27 @@ class Transcript:
             sql = "DELETE FROM main.culet_entry WHERE stream = ?"
             self.db.execute(sql, (stream_id,))
 
-    # ---- the last failure that nobody saw
+    # ---- what clients that come are told
 
     @property
-    def unseen(self) -> str | None:
-        """The request whose error no client was there to see."""
-        found: str | None = self._value(_UNSEEN)
+    def failed(self) -> str | None:
+        """The last turn, if it has failed: whoever comes is shown that."""
+        found: str | None = self._value(_FAILED)
         return found
 
-    def set_unseen(self, request_id: str | None) -> None:
+    def set_failed(self, request_id: str | None) -> None:
         """Keep it, or forget it."""
-        self._set_value(_UNSEEN, request_id)
+        self._set_value(_FAILED, request_id)
+
+    @property
+    def recovering(self) -> str | None:
+        """The turn of which clients were told that it is about to be taken up again."""
+        found: str | None = self._value(_RECOVERING)
+        return found
+
+    def set_recovering(self, request_id: str | None) -> None:
+        """Keep it, or forget it."""
+        self._set_value(_RECOVERING, request_id)
 
     # ---- what waits for a client or a person
 
@@ -246,7 +258,10 @@ class Transcript:
     def _value(self, key: str) -> Any:
         sql = "SELECT value FROM main.culet_value WHERE key = ?"
         rows = self.db.execute(sql, (key,))
-        return None if not rows else msgspec.json.decode(rows[0][0])
+        try:
+            return None if not rows else msgspec.json.decode(rows[0][0])
+        except msgspec.DecodeError:
+            return None  # none of them is worth an agent that does not start
 
     def _set_value(self, key: str, value: Any) -> None:
         if value is not None:
