@@ -11,6 +11,7 @@ from culet.adapters.environment import model_from_environment as model_from_envi
 from culet.adapters.extractive import ExtractiveModel as ExtractiveModel
 from culet.adapters.model import Model as Model
 from culet.adapters.model import ModelRequest as ModelRequest
+from culet.adapters.model import Price as Price
 from culet.adapters.openai import OpenAIModel as OpenAIModel
 from culet.adapters.remote import ModelCut as ModelCut
 from culet.adapters.remote import ModelError as ModelError

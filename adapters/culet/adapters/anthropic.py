@@ -20,7 +20,7 @@ from culet.adapters.anthropic_wire import (
     system_of,
     tools_of,
 )
-from culet.adapters.model import Json, ModelEvent, ModelRequest
+from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
 from culet.adapters.remote import Remote, Reply, Sdk
 from culet.kernel.core.job import Retry
 from culet.kernel.core.limits import DEFAULT
@@ -62,10 +62,11 @@ class AnthropicModel:
         silence_s: float = DEFAULT.model_silence_s,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
         chance: Callable[[], float] | None = None,
+        price: Price | None = None,
     ) -> None:
         sdk, client = _client(model, base_url, api_key, silence_s)
-        self.model = model
-        self._max_tokens = max_tokens
+        self.model, self.price = model, price
+        self.max_tokens = max_tokens
         self._options = dict(options or {})
         self._prefill = prefill
         self._messages = client.messages
@@ -91,7 +92,7 @@ class AnthropicModel:
         create: Any = self._messages.with_streaming_response.create
         sending = create(
             model=self.model,
-            max_tokens=self._max_tokens,
+            max_tokens=min(self.max_tokens, request.max_tokens or self.max_tokens),
             messages=messages_of(request, prefill=self._prefill),
             stream=True,
             extra_body={**more, **self._options},

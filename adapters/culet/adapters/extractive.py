@@ -32,6 +32,7 @@ from culet.adapters.model import (
     ModelEvent,
     ModelMessage,
     ModelRequest,
+    Price,
     TextDelta,
     ToolCall,
     Usage,
@@ -61,6 +62,7 @@ class ExtractiveModel:
         pace_s: float = 0,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
     ) -> None:
+        self.price = Price()  # it costs nothing
         self._stats = stats
         self._pace_s = pace_s
         self._sleep = sleep

@@ -44,6 +44,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag="usage"):
     cost: float | None = None
 
 
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model costs at most, in US dollars for a million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The step is over: `stop`, `tool-calls`, `length`, `content-filter`, `error`, `other`."""
 
@@ -81,6 +88,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[ModelMessage, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     partial: str = ""  # stored text of this step; what is streamed goes on after it
+    max_tokens: int | None = None  # of the answer, where a budget bounds it
 
 
 @runtime_checkable
@@ -88,7 +96,9 @@ class Model(Protocol):
     """Anything that streams one step of a conversation.
 
     The iterator may raise; what it has said before stays said. Closing it stops the
-    model's work.
+    model's work. What it may have beside: `price`, a `Price`, without which it cannot work
+    under a budget in money; `max_tokens`, its own bound on an answer; `input_bound(request)`,
+    a number of tokens that the input surely does not exceed.
     """
 
     def stream(self, request: ModelRequest, /) -> AsyncIterator[ModelEvent]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import trio
 
-from culet.adapters.model import Json, ModelEvent, ModelRequest
+from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
 from culet.adapters.openai_wire import ChatFold, messages_of, tools_of
 from culet.adapters.remote import Remote, Reply, Sdk
 from culet.kernel.core.job import Retry
@@ -40,6 +40,10 @@ class OpenAIModel:
     An answer that a crash cut is sent as a message of the assistant with the request to
     go on; `prefill=True` leaves that request out, for servers that go on by themselves.
 
+    Under a budget the server is told how long its answer may be, as
+    `max_completion_tokens`, or as `max_tokens` where the options have that. `price` is what
+    a budget in money counts with.
+
     `retry` says how often the first word of an answer is waited for, `silence_s` how
     long nothing may come. Raises `UsageError` here for a missing extra or key. `stream`
     raises `UsageError` for a key that is not accepted, else a `ModelError`.
@@ -60,9 +64,10 @@ class OpenAIModel:
         silence_s: float = DEFAULT.model_silence_s,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
         chance: Callable[[], float] | None = None,
+        price: Price | None = None,
     ) -> None:
         sdk, client = _client(model, base_url, api_key, silence_s)
-        self.model = model
+        self.model, self.price = model, price
         self._options = dict(options or {})
         self._prefill = prefill
         self._completions = client.chat.completions
@@ -75,6 +80,21 @@ class OpenAIModel:
         """Return the events of one step; see the class for what it raises."""
         return self._remote.stream(lambda: self._send(request), ChatFold)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The bound on an answer that its options give."""
+        return self._options.get(self._bounds)
+
+    @property
+    def _bounds(self) -> str:
+        """The field that bounds an answer: older servers know it by its older name."""
+        return (
+            "max_tokens" if "max_tokens" in self._options else "max_completion_tokens"
+        )
+
+    def _bound(self, request: ModelRequest) -> dict[str, Json]:
+        return {} if request.max_tokens is None else {self._bounds: request.max_tokens}
+
     def _send(self, request: ModelRequest) -> AbstractAsyncContextManager[Reply]:
         tools = tools_of(request.tools)
         create: Any = self._completions.with_streaming_response.create
@@ -83,7 +103,11 @@ class OpenAIModel:
             messages=messages_of(request, prefill=self._prefill),
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={**({"tools": tools} if tools else {}), **self._options},
+            extra_body={
+                **({"tools": tools} if tools else {}),
+                **self._options,
+                **self._bound(request),
+            },
         )
         return cast("AbstractAsyncContextManager[Reply]", sending)
 

@@ -7,7 +7,14 @@ from typing import TypeAlias, final
 
 import trio
 
-from culet.adapters.model import Finish, ModelEvent, ModelRequest, TextDelta, ToolCall
+from culet.adapters.model import (
+    Finish,
+    ModelEvent,
+    ModelRequest,
+    Price,
+    TextDelta,
+    ToolCall,
+)
 from culet.kernel.errors import UsageError
 
 ScriptItem: TypeAlias = ModelEvent | str | Exception
@@ -35,8 +42,10 @@ class ScriptedModel:
         *,
         pace_s: float = 0,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
+        price: Price | None = None,
     ) -> None:
         self._steps = steps
+        self.price = price
         self._pace_s = pace_s
         self._sleep = sleep
 

@@ -31,6 +31,7 @@ from culet.adapters.model import (
     Usage,
     to_model_messages,
 )
+from culet.adapters.spending import Call
 from culet.adapters.toolcalls import ToolCalls, as_tools, specs
 from culet.adapters.tooling import Tool
 from culet.kernel import Chunk, Turn
@@ -93,6 +94,7 @@ class Think(AIChatAgent):
             if not at.open:
                 yield work.note({"type": "start-step"})
             if not at.model_is_done:
+                work.pay()
                 await self.durable()
                 async with aclosing(work.ask()) as said:
                     async for chunk in said:
@@ -120,6 +122,7 @@ class _Thinking:
         self.reason = "tool-calls" if self.at.calls else "stop"
         self._asked: list[ToolCall] = []
         self._usage = Usage()
+        self._call: Call
         self._used = rules.tool_call_ids(turn.messages) | set(self.at.asked)
         agent._chat.waiting.hears[turn.request_id] = self.note
 
@@ -178,15 +181,20 @@ class _Thinking:
             tools=self.specs, partial=self.at.partial,
         )  # fmt: skip
 
+    def pay(self) -> None:
+        """Reserve what the next call of the model may cost. Raises `OverBudget`."""
+        self._call = Call(self.agent, self.model, self._request())
+
     async def ask(self) -> AsyncGenerator[Chunk, None]:
         """Ask the model for the open step, or for the rest of it; yield what it says."""
         self._asked, self._usage = [], Usage()
-        said = _closable(self.model.stream(self._request()))
+        said = _closable(self.model.stream(self._call.request))
         async with (
             aclosing(said),
             aclosing(_watched(said, self.agent.stall_s)) as events,
         ):
             async for event in events:
+                self._call.hear(event)
                 match event:
                     case TextDelta(text) if text:
                         for chunk in self._more("text", text):
@@ -228,6 +236,7 @@ class _Thinking:
         with the model.
         """
         at = self.at
+        self._call.settle()
         chunks: list[Chunk] = []
         if at.open_reasoning is not None:
             chunks.append({"type": "reasoning-end", "id": at.open_reasoning})

@@ -18,6 +18,7 @@ from .budgets import BudgetNoun
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
+from .core.attach import PARAMETER, known_runs
 from .core.budget import Budget
 from .core.budget import checked as checked_budget
 from .core.effects import Verdict
@@ -561,6 +562,7 @@ class Agent:
             input = tool.check_input(input)  # noqa: A001
             display = tool.display if display is None else display
             output_type = tool.output_type if output_type is None else output_type
+            budget = tool.budget if budget is None else budget
             tool = tool.cls
         kind = node.tree.kernel.classes.of(tool)
         policy = checked(node, detached)
@@ -643,7 +645,10 @@ class Agent:
             if state is not None:
                 hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
-            cursors = self._node.tree.runs.cursors(self._node.slot)
+            known = known_runs(ctx.request.query.get(PARAMETER))
+            cursors, gone = self._node.tree.runs.cursors(self._node.slot, known)
+            if gone:
+                hello.append(frames.forgotten(gone))
         connection.attach(hello, cursors)
         about = {"connectionId": connection.id}
         self._node.tree.emit("connect", self._node.slot, about)

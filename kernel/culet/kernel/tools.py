@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
+from .core.budget import Budget, checked
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ class AgentTool:
         input_type: Any,
         output_type: Any,
         display: dict[str, Any] | None,
+        budget: Budget | None = None,
     ) -> None:
         self.cls, self.description = cls, description
         self.input_type, self.output_type = input_type, output_type
-        self.display = display
+        self.display, self.budget = display, checked(budget)
         self.parameters = _schema(input_type)
 
     def check_input(self, value: Any) -> Any:
@@ -83,11 +85,13 @@ def agent_tool(
     output_type: Any = None,
     display_name: str | None = None,
     icon: str | None = None,
+    budget: Budget | None = None,
 ) -> AgentTool:
     """Offer an agent class as a tool.
 
     `input_type` is a `msgspec.Struct`, dataclass or TypedDict; the model's input is
     validated by it. An `output_type` validates the output before the run is settled.
+    Each run gets the `budget`, or is refused.
     """
     if isinstance(input_type, dict):
         msg = "a JSON Schema mapping needs the extra `schema`; give a type instead"
@@ -96,4 +100,4 @@ def agent_tool(
         output_schema(output_type)
     display = {"name": display_name, "icon": icon}
     shown = {k: v for k, v in display.items() if v is not None}
-    return AgentTool(cls, description, input_type, output_type, shown or None)
+    return AgentTool(cls, description, input_type, output_type, shown or None, budget)
