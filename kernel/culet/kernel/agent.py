@@ -18,7 +18,6 @@ from .budgets import BudgetNoun
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
-from .core.attach import PARAMETER, known_runs
 from .core.budget import Budget
 from .core.budget import checked as checked_budget
 from .core.effects import Verdict
@@ -645,10 +644,7 @@ class Agent:
             if state is not None:
                 hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
-            known = known_runs(ctx.request.query.get(PARAMETER))
-            cursors, gone = self._node.tree.runs.cursors(self._node.slot, known)
-            if gone:
-                hello.append(frames.forgotten(gone))
+            cursors = self._node.tree.runs.cursors(self._node.slot)
         connection.attach(hello, cursors)
         about = {"connectionId": connection.id}
         self._node.tree.emit("connect", self._node.slot, about)
