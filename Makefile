@@ -88,6 +88,7 @@ tests/js/.chromium:
 bench: $(DEV)
 	$(BIN)/python tests/bench/local.py $(BENCH)
 	$(BIN)/python tests/bench/scale.py $(SCALE)
+	$(BIN)/python tests/bench/runs.py $(RUNS_BENCH)
 
 bench-peer: $(DEV)
 	tests/bench/peer/run.sh

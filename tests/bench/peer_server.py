@@ -148,6 +148,16 @@ class Supervisor(Agent):
         await each(k, k, one)
         return out
 
+    @rpc(name="runInLanes")
+    async def run_in_lanes(
+        self, kind: str, n: int, parallel: int, given: dict[str, Any]
+    ) -> int:
+        async def one(i: int) -> None:
+            run = await self.run_agent_tool(KINDS[kind], given)
+            assert run.status == "completed", run
+
+        return await each(n, parallel, one)
+
     @rpc(name="startRuns")
     async def start_runs(self, kind: str, k: int, given: dict[str, Any]) -> int:
         for _ in range(k):
