@@ -617,6 +617,7 @@ async def test_a_continuation_goes_on_in_the_last_message_and_is_never_offered(
         assert texts(tab.frames[-2]["messages"])[-1] == "one two three"
 
 
+@pytest.mark.rule("C-035")
 async def test_a_continuation_goes_on_after_a_crash_and_adds_once(
     clock: object,
 ) -> None:
@@ -761,6 +762,7 @@ async def test_clearing_the_chat_of_a_running_child_ends_the_run_with_an_error(
 # ---- crash
 
 
+@pytest.mark.rule("C-032", "C-035")
 async def test_a_turn_goes_on_after_a_crash_as_the_same_turn(clock: object) -> None:
     async with open_test_kernel(roots=[Talker]) as test:
         async with connected(test.kernel, ME) as tab:
@@ -784,6 +786,7 @@ async def test_a_turn_goes_on_after_a_crash_as_the_same_turn(clock: object) -> N
         assert (told.kind, told.attempt, told.partial_text) == ("continue", 2, "a b ")
 
 
+@pytest.mark.rule("C-036")
 async def test_a_hook_may_decline_that_a_turn_goes_on(
     clock: object,
     monkeypatch: pytest.MonkeyPatch,
@@ -814,7 +817,7 @@ async def test_what_is_told_as_ended_is_in_the_history_after_a_crash(
             assert len(await history(test)) == 2 * (number + 1)
 
 
-@pytest.mark.rule("C-015")
+@pytest.mark.rule("C-015", "C-052")
 async def test_a_turn_that_ends_while_its_agent_sleeps_leaves_its_message(
     clock: object,
 ) -> None:

@@ -296,7 +296,7 @@ async def test_a_continuation_waits_for_its_client_to_ask_but_not_for_long(
         await went_on(tab)
 
 
-@pytest.mark.rule("C-070")
+@pytest.mark.rule("C-070", "C-040")
 async def test_it_goes_on_when_all_calls_are_answered_across_crash_and_reconnect(
     clock: object, script: Any
 ) -> None:
@@ -687,7 +687,7 @@ async def test_an_author_s_own_chat_goes_on_with_what_was_answered(
 # ---- a child that waits
 
 
-@pytest.mark.rule("T-156", "T-248")
+@pytest.mark.rule("T-156", "T-248", "C-038")
 @pytest.mark.parametrize("cut", [False, True])
 async def test_a_child_that_waits_for_a_person_stays_running_and_says_so(
     clock: object, script: Any, cut: bool
@@ -787,6 +787,7 @@ async def test_a_child_that_waits_can_be_cancelled(clock: object, script: Any) -
         assert said == "All done."
 
 
+@pytest.mark.rule("C-038")
 async def test_a_child_of_an_author_s_own_waits_in_passes_also_over_crashes(
     clock: object,
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -11,6 +15,7 @@ import pytest
 import trio
 
 from adapters.peer import Client, connected, fetch, user
+from adapters.poisoned import TRIES as POISONED_TRIES
 from culet.adapters import AIChatAgent, ScriptedModel, Think, tool
 from culet.adapters.model import (
     Finish,
@@ -406,3 +411,63 @@ async def test_a_run_that_waits_for_its_next_attempt_is_running_and_can_be_stopp
         assert await boss.stop() == "aborted"
         await trio.sleep(600)
         assert BEGUN == {"asked": 1, "closed": 1}
+
+
+# ---- a real process
+
+
+@pytest.mark.rule("C-060", "C-061")
+def test_a_turn_that_kills_its_process_with_every_word_ends_within_its_tries(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("poisoned.py"))]
+    deaths = 0
+    while True:
+        life = subprocess.run(
+            [*command, str(tmp_path / "data")], capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        if life.returncode != -signal.SIGKILL:
+            break
+        deaths += 1
+        assert deaths <= POISONED_TRIES, "it would go on for ever"
+    assert life.returncode == 0, life.stderr
+    assert deaths == POISONED_TRIES
+    assert "recovery-exhausted" in life.stdout
+    assert life.stdout.rstrip().endswith("['go', '1 2 3 4 ']")
+
+
+# ---- more to go on with than hands
+
+
+class Slow(Agent):
+    resumable: ClassVar[bool] = True
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        BEGUN[turn.request_id] += 1
+        yield {"type": "text-delta", "id": "t", "delta": "x"}
+        await trio.sleep(5)
+
+
+class Crowd(Agent):
+    async def send(self, count: int) -> None:
+        for number in range(count):
+            await self.run_agent_tool(Slow, number, run_id=f"r{number}", detached=True)
+
+
+@pytest.mark.rule("C-065")
+async def test_what_there_was_no_hand_for_is_taken_up_without_another_call(
+    clock: object,
+) -> None:
+    limits = Limits(jobs_at_once=2)
+    async with open_test_kernel(roots=[Crowd], facets=[Slow], limits=limits) as test:
+        crowd = await test.kernel.get_agent(Crowd, "a")
+        await crowd.send(9)
+        await trio.sleep(1)
+        await test.crash()
+        await test.reopen()
+        await trio.sleep(9 * 5 / 2 + 5)  # nobody asks for anything
+        tree = test.tree("Crowd", "a")
+        assert tree is not None
+        assert tree.db.execute("SELECT DISTINCT status FROM run") == [("completed",)]
+        assert len(BEGUN) == 9

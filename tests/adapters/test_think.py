@@ -414,6 +414,7 @@ async def resumed(test: Harness) -> Client:
         return late
 
 
+@pytest.mark.rule("C-034", "C-035")
 async def test_a_text_that_a_crash_cut_goes_on_in_the_same_part(
     clock: object, script: Any
 ) -> None:
@@ -455,6 +456,7 @@ async def test_finished_steps_and_tool_calls_are_never_repeated(
         assert sorted(c["toolCallId"] for c in settled) == ["c1", "c2", "c3"]
 
 
+@pytest.mark.rule("C-039")
 async def test_a_tool_of_which_nobody_knows_is_not_repeated_but_told(
     clock: object,
     script: Any,
@@ -471,7 +473,7 @@ async def test_a_tool_of_which_nobody_knows_is_not_repeated_but_told(
         assert "nobody knows" in told
 
 
-@pytest.mark.rule("T-157", "HB-05")
+@pytest.mark.rule("T-157", "HB-05", "C-039")
 async def test_runs_are_joined_after_a_crash_not_asked_again(
     clock: object, script: Any
 ) -> None:

@@ -373,7 +373,7 @@ async def test_recovery_begins_with_the_life_and_no_two_meet(clock: object) -> N
         assert len(TOLD) == 1
 
 
-@pytest.mark.rule("F-341", "F-342", "F-344")
+@pytest.mark.rule("F-341", "F-342", "F-344", "C-062")
 async def test_a_hook_that_raises_is_called_again_later_and_later(
     clock: object,
 ) -> None:
@@ -397,7 +397,7 @@ async def test_a_hook_that_raises_is_called_again_later_and_later(
         assert tree_of(test).jobs.slot() is None, "drained: no alarm is left"
 
 
-@pytest.mark.rule("F-341", "F-362")
+@pytest.mark.rule("F-341", "F-362", "C-062")
 async def test_a_fiber_that_is_too_old_is_not_tried_again(clock: object) -> None:
     async with opened() as test:
         kid = await kid_of(test)

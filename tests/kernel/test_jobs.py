@@ -228,7 +228,7 @@ async def test_a_recurring_one_gives_up_a_tick_and_goes_on(clock: object) -> Non
 # ---- what fails
 
 
-@pytest.mark.rule("I-31")
+@pytest.mark.rule("I-31", "C-054")
 async def test_back_off_and_the_dead_letter(clock: object) -> None:
     async with opened() as test:
         root, me = await opened_top(test)
@@ -475,7 +475,7 @@ async def test_after_a_crash_what_was_held_is_due_again(clock: object) -> None:
         assert rows(tree_of(test), "SELECT count(*) FROM job") == [(0,)]
 
 
-@pytest.mark.rule("I-46")
+@pytest.mark.rule("I-46", "C-037")
 async def test_recovering_twice_is_recovering_once(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

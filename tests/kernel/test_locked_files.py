@@ -138,6 +138,7 @@ async def test_a_file_that_stays_locked_is_told_with_the_wait_and_nothing_is_hal
         assert await root.count_below() == 2
 
 
+@pytest.mark.rule("C-054")
 async def test_a_call_that_is_due_is_made_when_its_file_is_free_again(
     tmp_path: Path, clock: object
 ) -> None:

@@ -632,7 +632,7 @@ async def test_starts_that_always_fail_end_the_run_after_three(clock: object) ->
         assert jobs(test) in ([], [("hook", "r", 1, 0, 1)])
 
 
-@pytest.mark.rule("HB-07", "I-09", "T-123", "T-128")
+@pytest.mark.rule("HB-07", "I-09", "T-123", "T-128", "C-063")
 async def test_one_hung_child_does_not_stop_its_parent(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)
@@ -685,7 +685,7 @@ async def test_restarts_with_progress_do_not_kill_a_run(clock: object) -> None:
         assert me.runs.get("r").status == "completed"
 
 
-@pytest.mark.rule("kernel-mini-9", "T-161", "T-264")
+@pytest.mark.rule("kernel-mini-9", "T-161", "T-264", "C-050")
 async def test_progress_of_a_nested_run_counts_for_its_askers(clock: object) -> None:
     async with opened() as test:
         root, _me = await opened_top(test)

@@ -392,7 +392,7 @@ async def test_a_turn_that_only_detached_runs_does_not_wait_for_them(
         assert found == [("r", "completed"), ("d", "running")]
 
 
-@pytest.mark.rule("T-081", "T-161")
+@pytest.mark.rule("T-081", "T-161", "C-050")
 async def test_a_silent_facet_gives_its_asker_no_credit(clock: object) -> None:
     async with opened() as test:
         me = await top(test)
