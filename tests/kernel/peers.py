@@ -74,11 +74,13 @@ class RecordingPeer:
         self.send({"type": "rpc", "id": call, "method": method, "args": list(args)})
 
 
-def request(*hops: tuple[str, str], identity: Any = None) -> tuple[ParsedPath, Request]:
+def request(
+    *hops: tuple[str, str], identity: Any = None, query: str = ""
+) -> tuple[ParsedPath, Request]:
     """A request for the agent at Top/a and below."""
     root, *rest = hops or (("Top", "a"),)
     path = ParsedPath(PathStep(*root), tuple(PathStep(*h) for h in rest), "/")
-    url = "/agents/top/a"
+    url = "/agents/top/a" + (f"?{query}" if query else "")
     return path, Request("GET", url, path="/", identity=identity)
 
 
@@ -86,7 +88,8 @@ async def come(
     test: Harness, *hops: tuple[str, str], **options: Any
 ) -> Visit | Response:
     """Visit an agent from outside."""
-    path, asked = request(*hops, identity=options.pop("identity", None))
+    about = {k: options.pop(k) for k in ("identity", "query") if k in options}
+    path, asked = request(*hops, **about)
     return await visit(test.kernel, path, asked, **options)
 
 

@@ -211,7 +211,7 @@ async def test_a_replay_to_a_socket_that_closes_ends_quietly(
         await me.durable()
         peer = await connect(test)
         assert peer.connection is not None
-        for cursor in tree_of(test).runs.cursors(me._node.slot):
+        for cursor in tree_of(test).runs.cursors(me._node.slot, {})[0]:
             peer.connection.follow(cursor)
             peer.connection.closed(1006, "", was_clean=False)
             assert peer.connection.pull() is None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from trio_websocket import (
 )
 
 from culet.kernel import Limits
+from culet.kernel.core.attach import known_runs
 from culet.kernel.errors import CallFailed, CapacityError, Refused
 from culet.web import RemoteAgent, connect
 from culet.web import client_events as told
@@ -34,6 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self.sockets: list[WebSocketConnection] = []
+        self.targets: list[str] = []
         self.heard: list[dict[str, Any]] = []
         self.accepts = True
         self._more = trio.Event()
@@ -42,6 +45,7 @@ class Server:
         if not self.accepts:
             await request.reject(503)
             return
+        self.targets.append(request.path)
         socket = await request.accept()
         self.sockets.append(socket)
         await self.say(HELLO)
@@ -161,6 +165,40 @@ async def test_runs_that_the_agent_has_forgotten_are_told() -> None:
         assert isinstance(await anext(events), told.RunChanged)
         assert await anext(events) == told.RunsCleared(run_ids=["r1"])
         assert not agent.runs.runs_by_id
+
+
+@pytest.mark.rule("T-237", "B-03")
+async def test_a_client_that_comes_back_says_which_frames_it_has() -> None:
+    started = {**STARTED, "startedAt": 7}
+    other = {**run_frame(0, kind="started", runId="r2", agentType="W", order=0)}
+    async with talking() as (server, agent):
+        await server.say(
+            {**other, "startedAt": 9},
+            started,
+            run_frame(1, kind="chunk", body="{}"),
+            run_frame(2, kind="chunk", body="{}"),
+            run_frame(4, kind="chunk", body="{}"),  # there is a gap before it
+            run_frame(0, kind="started", runId="old server", agentType="W", order=0),
+        )
+        await agent.until(lambda a: "old server" in a.runs.runs_by_id)
+        await server.sockets[0].aclose()
+        await agent.until(lambda a: a.connections == 2)
+        cleared = {"kind": "cleared", "runIds": ["r1"]}
+        await server.say(
+            {"type": "agent-tool-event", "sequence": 0, "event": cleared},
+            run_frame(1, kind="finished", runId="r2", summary="x"),
+        )
+        await agent.until(lambda a: a.runs.runs_by_id["r2"]["status"] == "completed")
+        await server.sockets[1].aclose()
+        await agent.until(lambda a: a.connections == 3)
+    first, second, third = (
+        parse_qs(urlsplit(target).query).get("_runs") for target in server.targets
+    )
+    assert first is None
+    assert second is not None
+    assert known_runs(second[0]) == {"r1": (7, 2), "r2": (9, 0)}
+    assert third is not None
+    assert known_runs(third[0]) == {"r2": (9, 1)}
 
 
 async def test_a_message_has_a_list_of_parts_whatever_came() -> None:

@@ -18,6 +18,7 @@ from .budgets import BudgetNoun
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
 from .core import frames
+from .core.attach import PARAMETER, known_runs
 from .core.budget import Budget
 from .core.budget import checked as checked_budget
 from .core.effects import Verdict
@@ -644,7 +645,10 @@ class Agent:
             if state is not None:
                 hello.append(frames.state(state))
             hello.append(frames.MCP_SERVERS)
-            cursors = self._node.tree.runs.cursors(self._node.slot)
+            known = known_runs(ctx.request.query.get(PARAMETER))
+            cursors, gone = self._node.tree.runs.cursors(self._node.slot, known)
+            if gone:
+                hello.append(frames.forgotten(gone))
         connection.attach(hello, cursors)
         about = {"connectionId": connection.id}
         self._node.tree.emit("connect", self._node.slot, about)

@@ -8,7 +8,7 @@ losing an observer: only a cancel by id stops a run, and everything below it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -19,6 +19,7 @@ from . import runtree
 from .calls import UNENCODABLE, stored_json
 from .core import frames
 from .core import run as core
+from .core.attach import Known
 from .core.budget import Budget, Short, Spent
 from .core.path import check_name
 from .core.places import Want
@@ -143,11 +144,30 @@ class Runs:
         params = (owner, status, agent_type, parent_tool_call_id, after, count)
         return [to_run(r) for r in self.db.execute(sql, params)]
 
-    def cursors(self, owner: str) -> list[Cursor]:
-        """Return one replay cursor per run of that parent, oldest first; of the newest."""
-        sql = "SELECT child, id FROM run WHERE owner = ? ORDER BY born DESC LIMIT ?"
+    def cursors(
+        self, owner: str, known: Mapping[str, Known]
+    ) -> tuple[list[Cursor], list[str]]:
+        """Return a replay cursor per run of that parent that a client lacks some of.
+
+        Oldest first, of the newest runs; and the runs that it knows and that are gone.
+        """
+        sql = (
+            "SELECT child, id, started_at, n FROM run WHERE owner = ?"
+            " ORDER BY born DESC LIMIT ?"
+        )
         rows = self.db.execute(sql, (owner, self.tree.kernel.limits.retained_runs))
-        return [Cursor(child, run_id, "run") for child, run_id in reversed(rows)]
+        cursors: list[Cursor] = []
+        gone = [run_id for run_id in known if self._row(owner, run_id) is None]
+        for child, run_id, started_at, n in reversed(rows):
+            after, had = -1, known.get(run_id)
+            other = had is not None and had.started_at != started_at
+            if had is not None and (other or (n is not None and had.sequence > n + 1)):
+                gone.append(run_id)  # that one was cleared, this is another
+            elif had is not None:
+                after = had.sequence
+            if n is None or after <= n:
+                cursors.append(Cursor(child, run_id, "run", after))
+        return cursors, gone
 
     # ---- asking
 
@@ -318,7 +338,8 @@ class Runs:
             display=ask.display, n=0, started_at=now, completed_at=now,
             may_return=returns,
         )  # fmt: skip
-        shown = msgspec.structs.replace(told, run_id=self.tree.kernel.chance.id())
+        fresh = self.tree.kernel.chance.id()
+        shown = msgspec.structs.replace(told, run_id=fresh, started_at=0)
         blob = Blob(frames.started(shown), frames.terminal(shown))
         self.tree.sockets.push_all(node.slot, blob)
         if node.kind.hears_finish:  # nothing is stored that could owe it

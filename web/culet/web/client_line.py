@@ -25,6 +25,10 @@ from .client_socket import Address, Ending, Tap, converse, keep
 class Party(Protocol):
     """Who speaks over a line. None of these waits, but `room`."""
 
+    def target(self, resource: str) -> str:
+        """Return the raw target of the next socket: it may say what is known already."""
+        ...
+
     def opened(self) -> None:
         """A socket is open; what is posted with `first` goes before all else."""
         ...
@@ -156,9 +160,9 @@ class Line:
     async def _loop(self) -> CuletError | None:
         attempts = 0
         while True:
-            ending = await converse(
-                self._address, self._headers, self._limits, self._talk
-            )
+            target = self._party.target(self._address.resource)
+            address = self._address._replace(resource=target)
+            ending = await converse(address, self._headers, self._limits, self._talk)
             opened_at, self._opened_at = self._opened_at, None
             if self._left.is_set():
                 return None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, final
+from urllib.parse import quote
 
 import trio
 
 from culet.kernel import AgentToolEvents, apply_agent_tool_event
 from culet.kernel.clock import Chance
+from culet.kernel.core.attach import PARAMETER, Known, known_text, noted
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CuletError, UsageError
 
@@ -45,6 +47,7 @@ class Mirror:
         self.changed = trio.Event()
         self._limits, self._chance, self._identify = limits, chance, identify
         self._state_follows = False
+        self._known: dict[str, Known] = {}
 
     def listen(self, line: Line) -> None:
         """Be the party of this line."""
@@ -53,6 +56,14 @@ class Mirror:
         self.chat = Chat(line, self._limits.client_values)
 
     # ---- what the line tells
+
+    def target(self, resource: str) -> str:
+        """Return where the next socket goes: it is told which frames are here already."""
+        text = known_text(self._known)
+        if not text:
+            return resource
+        mark = "&" if "?" in resource else "?"
+        return f"{resource}{mark}{PARAMETER}={quote(text, safe='')}"
 
     def opened(self) -> None:
         """A socket is open."""
@@ -161,6 +172,7 @@ class Mirror:
         self.calls.answer(frame)
 
     def _on_run(self, frame: Json) -> None:
+        noted(self._known, frame)
         runs = apply_agent_tool_event(self.runs, frame)
         if runs is self.runs:
             return

@@ -73,6 +73,8 @@ class RunFacts(Protocol):
     def reason(self) -> str | None: ...  # noqa: D102
     @property
     def n(self) -> int | None: ...  # noqa: D102
+    @property
+    def started_at(self) -> int: ...  # noqa: D102
 
 
 def literal(text: str) -> str:
@@ -95,7 +97,9 @@ def started(run: RunFacts, *, replay: bool = False) -> str:
     event["order"] = run.order
     if run.display is not None:
         event["display"] = run.display
-    return _lifecycle(run, 0, event, replay=replay)
+    # beside the event, so that its content is what it was: clients know it by that
+    at = f',"startedAt":{run.started_at}' if run.started_at else ""
+    return _lifecycle(run, 0, event, replay=replay, more=at)
 
 
 def chunk(
@@ -158,15 +162,26 @@ def cleared(run: RunFacts) -> str:
     return _lifecycle(run, run.n + 2, event, replay=False)
 
 
+def forgotten(run_ids: Sequence[str]) -> str:
+    """Return that those runs, of which a client still tells, are gone."""
+    event = {"kind": "cleared", "runIds": list(run_ids)}
+    return f'{_head(None)}0,"event":{_encoder.encode(event).decode()}}}'
+
+
 def _error(run: RunFacts) -> str:
     return run.error or default_error(run.status, run.reason)
 
 
 def _lifecycle(
-    run: RunFacts, sequence: int, event: dict[str, Any], *, replay: bool
+    run: RunFacts,
+    sequence: int,
+    event: dict[str, Any],
+    *,
+    replay: bool,
+    more: str = "",
 ) -> str:
     head = _head(run.parent_tool_call_id)
-    mark = ',"replay":true' if replay else ""
+    mark = (',"replay":true' if replay else "") + more
     return f'{head}{sequence}{mark},"event":{_encoder.encode(event).decode()}}}'
 
 
