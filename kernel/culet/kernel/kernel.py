@@ -40,6 +40,7 @@ from .node import Node, is_stop
 from .pace import Pace
 from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
+from .stall import Stall
 from .tree import Tree
 
 A = TypeVar("A", bound=Agent)
@@ -94,10 +95,15 @@ class Kernel:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Be the kernel's task until `close`."""
         trio.lowlevel.add_instrument(self.pace)
+        stall = Stall(self.limits.stall_s) if self.writer is not None else None
+        if stall is not None:
+            stall.start()
         try:
             await self._run(task_status)
         finally:
             trio.lowlevel.remove_instrument(self.pace)
+            if stall is not None:
+                stall.stop()
 
     async def _run(self, task_status: Any) -> None:
         with trio.CancelScope(shield=True):
