@@ -28,7 +28,8 @@ SOMETIMES: Final = Sometimes(
 )
 COLUMNS: Final = {
     "job": ("what", "payload", "every", "at", "due_at", "lane", "key", "retry", "attempts",
-            "begun", "held", "paused", "dead", "error", "snapshot", "created_at", "kind"),
+            "begun", "held", "paused", "dead", "error", "snapshot", "created_at", "kind",
+            "tries"),
     "run": ("class", "asker", "tool_call_id", "display_order", "display", "preview",
             "input_digest", "detached", "error", "output", "summary", "usage", "reason",
             "started_at", "child"),

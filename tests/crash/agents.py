@@ -15,7 +15,13 @@ import trio
 
 from adapters.peer import user
 from culet.adapters import ScriptedModel, Think, tool
-from culet.adapters.model import ToolCall
+from culet.adapters.model import (
+    Finish,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ToolCall,
+)
 from culet.adapters.tooling import ToolContext
 from culet.kernel import (
     Agent,
@@ -239,6 +245,27 @@ class Thinker(Think):
         return [(r.agent_type, r.status) for r in self.runs.list()]
 
 
+class Hesitant(Thinker):
+    """Its model falls silent behind the first word, each time until that is stored."""
+
+    stall_s = 5.0
+
+    def get_model(self) -> Any:
+        return Halting()
+
+    def get_tools(self) -> dict[str, Any]:
+        return {}
+
+
+class Halting:
+    async def stream(self, request: ModelRequest, /) -> AsyncIterator[ModelEvent]:
+        if not request.partial:
+            yield TextDelta("One, ")
+            await trio.sleep_forever()
+        yield TextDelta("two.")
+        yield Finish("stop")
+
+
 def shown(message: dict[str, Any]) -> list[Any]:
     """Return the parts of a message, short."""
     out: list[Any] = [message["role"]]
@@ -250,5 +277,5 @@ def shown(message: dict[str, Any]) -> list[Any]:
     return out
 
 
-ROOTS: list[type[Agent]] = [Boss, Thinker]
+ROOTS: list[type[Agent]] = [Boss, Thinker, Hesitant]
 FACETS: list[type[Agent]] = [Worker, Frail, Kid, Heir, Scribe]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from crash.agents import Thinker
+from crash.agents import Hesitant, Thinker
 from crash.story import Scenario, Story
 
 PROGRAM: Final[list[Any]] = [["emit"], ["tool"], ["sleep", 1], ["emit"]]
@@ -162,6 +162,14 @@ async def chat(story: Story) -> Any:
     return [status, await thinker.history(), await thinker.asked()]
 
 
+async def stalled(story: Story) -> Any:
+    """A turn whose attempt was given up is owed, and goes on behind what it has said."""
+    hesitant = await story.test.kernel.get_agent(Hesitant, "a")
+    await hesitant.submit("k1", "Count.")
+    status = await hesitant.ended("k1")
+    return [status, await hesitant.history()]
+
+
 async def begun(story: Story) -> None:
     """A run under way, a fiber, a schedule and a delete: what a crash leaves undone."""
     boss = await story.boss()
@@ -218,6 +226,7 @@ SCENARIOS: Final = {
         Scenario("aborted", aborted),
         Scenario("detached", detached),
         Scenario("chat", chat, root=("Thinker", "a")),
+        Scenario("stalled", stalled, root=("Hesitant", "a")),
         Scenario("reconcile", reconciled, before=begun),
         Scenario("migration", reconciled, before=begun, newer=True),
         Scenario("evicted", evicted),

@@ -230,7 +230,7 @@ class Story:
             self._check(tree)
             await self._settle()
         kernel = self.test.kernel
-        cls = Boss if self.scenario.root[0] == "Boss" else Thinker
+        cls = {c.__name__: c for c in ROOTS}[self.scenario.root[0]]
         await kernel.get_agent(cls, "a")
         tree = self.test.tree(*self.scenario.root)
         assert tree is not None
