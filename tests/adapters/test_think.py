@@ -100,7 +100,7 @@ class Thinker(Think):
     def get_tools(self) -> dict[str, Any]:
         return {
             "add": self.add,
-            "slow": tool(self.slow),
+            "slow": tool(self.slow, on_uncertain="fail"),
             "again": tool(self.slow, on_uncertain="repeat"),
             "worker": agent_tool(Worker, description="works"),
             "count": tool(self.count),

@@ -33,7 +33,9 @@ from culet.kernel import (
 )
 from culet.kernel.core import clientframes as client
 from culet.kernel.core.chunks import text_of
+from culet.kernel.core.effects import Verdict
 from culet.kernel.core.status import ended_by
+from culet.kernel.effectrows import Row as EffectRow
 from culet.kernel.endings import Ending
 from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.sockets import Connection
@@ -363,6 +365,11 @@ class AIChatAgent(Agent):
         """Whether the client carries out a tool; None: only `on_chat_message` knows."""
         return None
 
+    def _effect_decided(
+        self, effect: EffectRow, verdict: Verdict, value: Any, error: str | None
+    ) -> bool:
+        return self._chat.waiting.decided(effect, verdict, value, error)
+
     def _hello(self, connection: Connection) -> list[str]:
         return self._chat.offers.hello(connection)
 
@@ -425,6 +432,7 @@ _OWN = frozenset(
         "_chat",
         "_prepare",
         "_client_runs",
+        "_effect_decided",
         "_hello",
         "_left",
         "_ended",

@@ -50,22 +50,29 @@ def answered(part: Part, answer: ClientAnswer, *, output_bytes: int) -> Part | N
     if state not in _TAKES_RESULT:
         return None
     if answer.state == "output-error":
-        return _failed(part, answer.error_text or "the tool failed in the client")
+        return failed(part, answer.error_text or "the tool failed in the client")
     output = None if answer.output is msgspec.UNSET else answer.output
     size = len(msgspec.json.encode(output))
     if size > output_bytes:
         text = f"the result has {size} bytes, at most {output_bytes} are passed on"
-        return _failed(part, text)
+        return failed(part, text)
     return {**part, "state": "output-available", "output": output}
 
 
-def _failed(part: Part, text: str) -> Part:
+def failed(part: Part, text: str) -> Part:
+    """Return a part that has an error for its result."""
     return {**part, "state": "output-error", "errorText": text[:ERROR_CHARS]}
 
 
 def late(part: Part) -> Part:
     """Return an approved part after the conversation has gone on without it."""
-    return _failed(part, TOO_LATE)
+    return failed(part, TOO_LATE)
+
+
+def asked_again(part: Part) -> Part:
+    """Return a part that waits for a person once more, whatever was said before."""
+    approval = {"id": approval_id(part["toolCallId"])}
+    return {**part, "state": "approval-requested", "approval": approval}
 
 
 def chunk_of(part: Part) -> dict[str, Any] | None:
@@ -103,7 +110,7 @@ def _honest(part: Part, known: dict[str, Part]) -> Part:
         return part
     if part["toolCallId"] in known:
         return known[part["toolCallId"]]
-    return _failed(part, UNKNOWN) if part.get("state") in _TAKES_RESULT else part
+    return failed(part, UNKNOWN) if part.get("state") in _TAKES_RESULT else part
 
 
 def replaced(message: Message, part: Part) -> Message:

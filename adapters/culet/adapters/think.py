@@ -101,7 +101,6 @@ class Think(AIChatAgent):
                         yield work.note(chunk)
                 work.end_of_model()
             if at.open:
-                await self.durable()
                 await work.run(resumed=resumed)
                 yield work.note({"type": "finish-step"})
         yield work.note({"type": "finish", "finishReason": work.reason})
@@ -135,8 +134,10 @@ class _Thinking:
     def goes_on(self) -> bool:
         """Whether there is another step, or the rest of one, to do."""
         at = self.at
-        if at.open or at.steps == 0:
+        if at.open:
             return True
+        if at.steps == 0:  # but not before a call of the message has its answer
+            return not self._waiting()
         if at.steps >= self.agent.max_steps or not at.calls:
             return False
         return not self._waiting()
@@ -159,13 +160,12 @@ class _Thinking:
 
     async def run_approved(self) -> None:
         """Run the calls that a person has approved; that they begin is durable first."""
-        turn, waiting = self.turn, self.agent._chat.waiting
+        turn = self.turn
         own = [m for m in turn.messages if m["id"] == turn.message_id]
         calls = [c for m in own for c in approved_calls(m)]
         calls = [c for c in calls if not self.calls.client_runs(c.name)]
         if any(call.id not in self.at.settled for call in calls):
-            begun = waiting.begin_approved(turn, [call.id for call in calls])
-            await self.agent.durable()
+            begun = self.agent._chat.waiting.begun(turn)
             await self.calls.run(calls, self.at.settled, begun)
 
     def _request(self) -> ModelRequest:

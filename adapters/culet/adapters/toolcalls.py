@@ -1,8 +1,8 @@
 """The tool calls of one step: run side by side, each result said as it comes.
 
 A result is said once. A call that an earlier attempt began and did not finish is joined
-when it is a run, repeated when its tool allows that, and otherwise ends in an error that
-says that nobody knows whether it was carried out.
+when it is a run; of any other the ledger tells, and its tool's policy says what is done:
+again, a check, a question to a person, or an error that says that nobody knows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ import trio
 
 from culet.adapters.messages import approval_id
 from culet.adapters.model import ToolCall, ToolSpec
-from culet.adapters.tooling import ERROR_CHARS, Tool, ToolContext, ToolFailure, tool
-from culet.kernel import Turn
+from culet.adapters.tooling import (
+    ERROR_CHARS,
+    Tool,
+    ToolContext,
+    ToolFailure,
+    plain,
+    tool,
+)
+from culet.adapters.toolledger import UNCERTAIN, CallLedger, Plan
+from culet.kernel import Done, Turn
+from culet.kernel.calls import stored_json
+from culet.kernel.core.effects import Status, after_check
 from culet.kernel.core.run import model_value
-from culet.kernel.errors import FacetAborted, Fenced, UsageError
+from culet.kernel.effectrows import Row
+from culet.kernel.errors import EffectUncertain, FacetAborted, Fenced, UsageError
 from culet.kernel.node import ambient
 from culet.kernel.tools import AgentTool
 
@@ -26,10 +37,8 @@ if TYPE_CHECKING:
     from culet.adapters.think import Think
 
 AnyTool: TypeAlias = Tool | AgentTool
+DOUBT: Final = "data-effect"  # a part that says why a person is asked
 REATTACHED_S: Final = 120.0  # without progress, for a waiter that joins again
-_UNCERTAIN: Final = (
-    "the process ended while this tool ran: nobody knows whether it was carried out"
-)
 
 
 def as_tools(given: Mapping[str, Any]) -> dict[str, AnyTool]:
@@ -80,6 +89,13 @@ class ToolCalls:
         note: Callable[[Mapping[str, Any]], object],
     ) -> None:
         self.agent, self.turn, self.tools, self._note = agent, turn, tools, note
+        self.ledger = CallLedger(agent, turn)
+        self._asked_about = {
+            str(part.get("id"))
+            for message in turn.messages
+            for part in message["parts"]
+            if message["id"] == turn.message_id and part.get("type") == DOUBT
+        }
         self._client = {
             t.get("name") for t in turn.client_tools if t.get("name") not in tools
         }
@@ -112,35 +128,125 @@ class ToolCalls:
     ) -> None:
         """Run those of `calls` that are not `done`, all at once; say each result.
 
-        `begun`: those that an earlier attempt may have carried out.
+        `begun`: those that an earlier attempt may have carried out. All that led here is
+        durable before any of them begins.
         """
+        todo = [(n, call) for n, call in enumerate(calls) if call.id not in done]
+        plans = {call.id: self._plan(call, call.id in begun) for _, call in todo}
+        await self.ledger.durable([p for p in plans.values() if isinstance(p, Plan)])
         try:
             async with trio.open_nursery() as nursery:
-                for order, call in enumerate(calls):
-                    if call.id not in done:
-                        again = call.id in begun
-                        nursery.start_soon(self._one, call, order, again)
-                        # trio starts tasks of one pass in any order; runs are
-                        # dispatched in the order in which they were asked for
-                        await trio.lowlevel.checkpoint()
+                for order, call in todo:
+                    again = call.id in begun
+                    nursery.start_soon(self._one, call, order, again, plans[call.id])
+                    # trio starts tasks of one pass in any order; runs are
+                    # dispatched in the order in which they were asked for
+                    await trio.lowlevel.checkpoint()
         except BaseExceptionGroup as group:
             raise _cause(group) from None
 
-    async def _one(self, call: ToolCall, order: int, begun: bool) -> None:
+    def _plan(self, call: ToolCall, begun: bool) -> Plan | str | None:
+        """Return what is done about a call; None: the ledger has no part in it."""
+        one = self.tools.get(call.name)
+        if not isinstance(one, Tool):
+            return None if one else f"there is no tool {call.name!r}"
+        given = one.decode(call.input)
+        if isinstance(given, ToolFailure):
+            return given.text
+        return self.ledger.plan(call, one, resumed=begun)
+
+    async def _one(
+        self, call: ToolCall, order: int, begun: bool, plan: Plan | str | None
+    ) -> None:
         one = self.tools.get(call.name)
         try:
-            if one is None:
-                await self._fail(call, f"there is no tool {call.name!r}")
-            elif isinstance(one, AgentTool):
+            if isinstance(one, AgentTool):
                 await self._agent(call, one, order, begun)
-            elif begun and one.on_uncertain != "repeat":
-                await self._fail(call, _UNCERTAIN)
-            else:
-                await self._function(call, one)
+                return
+            while isinstance(plan, Plan) and isinstance(one, Tool):
+                plan = await self._follow(call, one, plan)
+            if plan is not None:
+                await self._fail(call, str(plan))
         except (FacetAborted, Fenced):
             raise
         except Exception as error:
             await self._fail(call, f"{type(error).__name__}: {error}")
+
+    async def _follow(self, call: ToolCall, one: Tool, plan: Plan) -> Plan | str | None:
+        """Do what is planned; return what follows from it, None when the call is over."""
+        row, effects = plan.row, self.ledger.effects
+        match plan.act:
+            case "run":
+                if await self._function(call, one, row):
+                    return None
+            case "join":  # code that did not stop when its turn did
+                if row.born in effects.live:
+                    await effects.live[row.born].wait()
+            case "check":
+                return await self._checked(call, one, row)
+            case "fail":
+                self._conclude(call, row, "unknown", errorText=UNCERTAIN)
+                return None
+            case "replay":  # somebody has decided
+                if row.status == "error":
+                    return row.error or UNCERTAIN
+                await self._say(
+                    call, "tool-output-available", output=stored_json(row.result)
+                )
+                return None
+            case _:
+                self._ask(call, row)
+                return None
+        return await self._ready(self.ledger.plan(call, one, resumed=True))
+
+    async def _ready(self, plan: Plan | str) -> Plan | str:
+        if isinstance(plan, Plan):
+            await self.ledger.durable([plan])
+        return plan
+
+    async def _checked(self, call: ToolCall, one: Tool, row: Row) -> Plan | str | None:
+        """Ask the author's check what became of a call."""
+        context = self._context(call, row)
+        found = await self.ledger.effects.inquire(
+            self.agent._node, row, lambda: one.ask_check(call.input, context)
+        )
+        if isinstance(found, Done):
+            limit = self.agent._node.tree.kernel.limits.tool_output_bytes
+            result = plain(found.result, limit)
+            if isinstance(result, ToolFailure):
+                self._conclude(call, row, "error", errorText=result.text)
+            else:
+                self._conclude(call, row, "completed", output=result.value)
+            return None
+        step = after_check(row.standing(live=False), found)
+        if step.act == "run":
+            return await self._ready(self.ledger.begin(call, one, row))
+        return Plan(step.act, row)
+
+    def _ask(self, call: ToolCall, row: Row) -> None:
+        """Make the call a question to a person, in one step: do it again?"""
+        self.ledger.effects.ask(row)
+        waiting = self.agent._chat.waiting
+        asked = {
+            "type": "tool-approval-request",
+            "approvalId": approval_id(call.id),
+            "toolCallId": call.id,
+        }
+        for chunk in (self._doubt(call, row, "uncertain"), asked):
+            self.ledger.say(chunk)
+            self._note(chunk)
+        waiting.ask_again(self.turn, call.id)
+
+    def _doubt(self, call: ToolCall, row: Row, state: str) -> dict[str, Any]:
+        """Return the chunk that tells people why they are asked."""
+        told = {
+            "toolCallId": call.id,
+            "toolName": call.name,
+            "attempt": row.attempt,
+            "effectId": str(row.born),
+            "state": state,
+        }
+        return {"type": DOUBT, "id": call.id, "data": told}
 
     async def _agent(
         self, call: ToolCall, one: AgentTool, order: int, begun: bool
@@ -157,27 +263,55 @@ class ToolCalls:
             ambient.reset(token)
         await self._say(call, "tool-output-available", output=model_value(run))
 
-    async def _function(self, call: ToolCall, one: Tool) -> None:
-        slot = self.agent._node.slot  # others may have runs, and calls, of the same ids
-        context = ToolContext(
+    def _context(self, call: ToolCall, row: Row) -> ToolContext:
+        return ToolContext(
             agent=self.agent, run_id=self.turn.run_id, tool_call_id=call.id,
-            attempt=self.turn.attempt,
-            idempotency_key=f"{slot}:{self.turn.message_id}:{call.id}",
+            attempt=row.attempt, idempotency_key=row.token,
             cancel=self.turn.cancel, identity=self.turn.identity,
             report=self._report,
         )  # fmt: skip
+
+    async def _function(self, call: ToolCall, one: Tool, row: Row) -> bool:
+        """Call the tool; False: it says itself that nobody knows what became of it."""
         limit = self.agent._node.tree.kernel.limits.tool_output_bytes
-        results = one.run(call.input, context, output_bytes=limit)
-        kind, mark = "tool-output-available", {}
-        async with aclosing(results):
-            async for result in results:
-                if isinstance(result, ToolFailure):
-                    await self._fail(call, result.text)
-                elif result.preliminary:
-                    mark = {"preliminary": False}  # the final one takes it back
-                    await self._say(call, kind, output=result.value, preliminary=True)
-                else:
-                    await self._say(call, kind, output=result.value, **mark)
+        mark: dict[str, Any] = {}
+        if row.attempt > 1 and call.id in self._asked_about:
+            chunk = self._doubt(call, row, "again")
+            self.turn.say(chunk)
+            self._note(chunk)
+        with self.ledger.effects.work(row):
+            context = self._context(call, row)
+            results = one.run(call.input, context, output_bytes=limit)
+            try:
+                async with aclosing(results):
+                    async for result in results:
+                        if isinstance(result, ToolFailure):
+                            self._conclude(call, row, "error", errorText=result.text)
+                        elif result.preliminary:
+                            mark = {"preliminary": False}  # the final one takes it back
+                            kind = "tool-output-available"
+                            await self._say(
+                                call, kind, output=result.value, preliminary=True
+                            )
+                        else:
+                            self._conclude(
+                                call, row, "completed", output=result.value, **mark
+                            )
+            except EffectUncertain:
+                return False
+        await self.turn.room()
+        return True
+
+    def _conclude(self, call: ToolCall, row: Row, status: Status, **more: Any) -> None:
+        """Say the outcome and write it down, in the step in which the tool returned."""
+        kind = "tool-output-available" if "output" in more else "tool-output-error"
+        if "errorText" in more:
+            more["errorText"] = more["errorText"][:ERROR_CHARS]
+        chunk = {"type": kind, "toolCallId": call.id, **more}
+        self.agent._node.check()
+        self.ledger.effects.settle(row, status, error=more.get("errorText"))
+        self.ledger.say(chunk)
+        self._note(chunk)
 
     async def _report(self, told: Mapping[str, Any]) -> None:
         await self.agent.report_progress(**told)

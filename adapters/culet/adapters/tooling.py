@@ -12,16 +12,17 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, Literal, TypeAlias, final, get_type_hints
+from typing import Any, Final, TypeAlias, final, get_type_hints
 
 import msgspec
 
 from culet.adapters.model import Json, ToolSpec
+from culet.kernel.core.effects import POLICIES, Policy
 from culet.kernel.core.limits import DEFAULT
-from culet.kernel.errors import Fenced, UsageError
+from culet.kernel.errors import EffectUncertain, Fenced, UsageError
 
 log = logging.getLogger("culet.adapters")
-Uncertain: TypeAlias = Literal["ask", "repeat", "check"]
+Uncertain: TypeAlias = Policy
 NeedsApproval: TypeAlias = Callable[[Mapping[str, Json]], bool]
 Report: TypeAlias = Callable[[Mapping[str, Json]], Awaitable[object]]
 ERROR_CHARS: Final = 2_000  # of an error text for the model
@@ -92,14 +93,37 @@ class Tool:
         needs_approval: bool | NeedsApproval,
         client: bool,
         on_uncertain: Uncertain,
+        check: Callable[..., object] | None,
     ) -> None:
         self.fn = fn
+        self.check = check
         self.needs_approval = needs_approval
         self.client = client
         self.on_uncertain: Uncertain = on_uncertain
         self.description = inspect.cleandoc(fn.__doc__ or "")
         self._context, self._input = _parameters(fn)
         self.parameters = _schema(self._input)
+        self._check_context = self._of_check() if check is not None else None
+
+    def _of_check(self) -> str | None:
+        """Return the context parameter of the check, which takes what the tool takes."""
+        assert self.check is not None
+        context, given = _parameters(self.check)
+        wanted = set(self._input.__struct_fields__)
+        if set(given.__struct_fields__) != wanted:
+            msg = f"the check of a tool takes the same parameters: {sorted(wanted)}"
+            raise UsageError(msg)
+        return context
+
+    def ask_check(self, value: Json, context: ToolContext) -> object:
+        """Call the check with the input of a call; it may return an awaitable."""
+        assert self.check is not None
+        arguments = self.decode(value)
+        if isinstance(arguments, ToolFailure):
+            return None
+        if self._check_context is not None:
+            arguments[self._check_context] = context
+        return self.check(**arguments)
 
     def spec(self, name: str) -> ToolSpec:
         """Return what a model is told about this tool under the name it has here."""
@@ -143,7 +167,8 @@ class Tool:
 
         An async generator's values come as they are yielded, preliminary, and its last
         one again as the final one. An error is one `ToolFailure`, also after
-        preliminary values. Only cancellation and the fence of a stopped agent get out.
+        preliminary values. Only cancellation, the fence of a stopped agent and the
+        tool's own `EffectUncertain` get out.
         """
         arguments = self.decode(value)
         if isinstance(arguments, ToolFailure):
@@ -157,15 +182,15 @@ class Tool:
             if inspect.isasyncgen(result):
                 async with aclosing(result) as values:
                     async for item in values:
-                        last = _plain(item, output_bytes)
+                        last = plain(item, output_bytes)
                         if isinstance(last, ToolFailure):
                             break
                         yield ToolOutput(last.value, preliminary=True)
             else:
                 if inspect.isawaitable(result):
                     result = await result
-                last = _plain(result, output_bytes)
-        except Fenced:
+                last = plain(result, output_bytes)
+        except (Fenced, EffectUncertain):
             raise
         except Exception as error:
             last = _failure(f"{type(error).__name__}: {error}")
@@ -178,6 +203,7 @@ def tool(
     needs_approval: bool | NeedsApproval = False,
     client: bool = False,
     on_uncertain: Uncertain = "ask",
+    check: Callable[..., object] | None = None,
 ) -> Tool:
     """Build a tool from a typed function: async, sync (short) or an async generator.
 
@@ -186,12 +212,23 @@ def tool(
     `needs_approval` asks a person first: always, or for an input of which a function says
     so (it gets the input, JSON values by name; one that raises asks).
     `on_uncertain` says what happens to a call of which nobody knows whether it was
-    carried out when the process died. Raises `UsageError` for parameters that no JSON
-    can express.
+    carried out, because the process died in its middle or the function has raised
+    `EffectUncertain`: `ask` makes it a question to a person, like an approval, whether
+    to do it again; `repeat` does it again with the same `idempotency_key`; `check` calls
+    `check`, which takes the same parameters and returns `Done(result)`, `NotDone()` or
+    None (then a person is asked); `fail` tells the model that nobody knows.
+    Raises `UsageError` for parameters that no JSON can express.
     """
+    if on_uncertain not in POLICIES:
+        msg = f"on_uncertain is one of {sorted(POLICIES)}, not {on_uncertain!r}"
+        raise UsageError(msg)
+    if (check is not None) != (on_uncertain == "check"):
+        msg = "a check belongs to on_uncertain='check', and the other way round"
+        raise UsageError(msg)
     return Tool(
-        fn, needs_approval=needs_approval, client=client, on_uncertain=on_uncertain
-    )
+        fn, needs_approval=needs_approval, client=client, on_uncertain=on_uncertain,
+        check=check,
+    )  # fmt: skip
 
 
 def _parameters(fn: Callable[..., object]) -> tuple[str | None, type[msgspec.Struct]]:
@@ -253,7 +290,8 @@ def _schema(struct: type[msgspec.Struct]) -> dict[str, Json]:
     return {**schema, "$defs": parts} if parts else schema
 
 
-def _plain(value: object, output_bytes: int) -> ToolResult:
+def plain(value: object, output_bytes: int) -> ToolResult:
+    """Return a value as plain JSON, or why it cannot be passed on."""
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:

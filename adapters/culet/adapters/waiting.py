@@ -22,9 +22,12 @@ from culet.adapters import approvals as rules
 from culet.adapters.approvals import ClientAnswer, Part
 from culet.adapters.messages import Message
 from culet.adapters.model import tool_name
+from culet.adapters.toolledger import LEFT, UNCERTAIN, asked_about
 from culet.kernel import Turn
 from culet.kernel.core import clientframes as client
 from culet.kernel.core import frames
+from culet.kernel.core.effects import Verdict
+from culet.kernel.effectrows import Row
 from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
 
@@ -49,19 +52,29 @@ class Waiting:
 
     def answer(self, answer: ClientAnswer, connection: Connection) -> None:
         """Take a client's answer: one step. The first one stands."""
+        self._take(answer, connection, decided=False)
+
+    def _take(
+        self, answer: ClientAnswer, connection: Connection | None, *, decided: bool
+    ) -> bool:
+        """Take an answer, whether it was taken; `decided`: in the name of the agent."""
         self.chat.node.check()
         call = answer.tool_call_id
         found = self._streaming(call)
         request_id, message = found or (None, self.transcript.with_call(call))
         part = None if message is None else rules.call_part(message, call)
-        if message is None or part is None or not self._may(part, answer):
+        if message is None or part is None or not (decided or self._may(part, answer)):
             log.info("ignored an answer to %s, which takes none", call)
-            return
+            return False
         limit = self.chat.tree.kernel.limits.tool_output_bytes
         fresh = rules.answered(part, answer, output_bytes=limit)
         if fresh is None:
             log.info("ignored an answer to %s, which has one", call)
-            return
+            return False
+        if fresh["state"] == "approval-responded" and request_id is None:
+            fresh = rules.late(fresh) if self._gone_on(message) else fresh
+        if not decided:
+            fresh = self._doubt(message, part, fresh)
         if request_id is not None:
             message = self._into_stream(request_id, fresh, answer)
         else:
@@ -80,6 +93,7 @@ class Waiting:
             self.go_on(connection)
         else:
             self._wake(request_id)
+        return True
 
     def _may(self, part: Part, answer: ClientAnswer) -> bool:
         """Whether such an answer is the client's to give: what the server runs is not."""
@@ -129,9 +143,6 @@ class Waiting:
         return message
 
     def _into_message(self, message: Message, fresh: Part) -> Message:
-        gone_on = self.transcript.last_id() != message["id"] or self.chat.turns()
-        if fresh["state"] == "approval-responded" and gone_on:
-            fresh = rules.late(fresh)
         message = rules.replaced(message, fresh)
         self.transcript.put([message])
         return message
@@ -213,12 +224,64 @@ class Waiting:
         self._note(turn, parked=False, told=stream.committed)
         self.chat.take_up(turn)
 
-    def begin_approved(self, turn: Turn, call_ids: list[str]) -> set[str]:
-        """Store that approved calls are about to run; return those that may have run."""
+    def begun(self, turn: Turn) -> set[str]:
+        """Return the approved calls that an attempt of before the ledger has begun."""
         note = self.transcript.noted(turn.request_id)
-        before = set() if note is None else set(note.begun)
-        self._note(turn, begun=sorted(before | set(call_ids)))
-        return before
+        return set() if note is None else set(note.begun)
+
+    def ask_again(self, turn: Turn, call_id: str) -> None:
+        """A call waits for a person who may have approved it before: that is used up."""
+        note = self.transcript.noted(turn.request_id)
+        if note is None:
+            return
+        told = {call: said for call, said in note.decided.items() if call != call_id}
+        base = note.base
+        part = None if base is None else rules.call_part(base, call_id)
+        if base is not None and part is not None:
+            base = rules.replaced(base, rules.asked_again(part))
+            self.transcript.put([base])
+        self._note(turn, decided=told, base=base)
+        message = self.chat.so_far(turn.request_id)
+        if message is not None:
+            body = msgspec.json.encode(message).decode()
+            blob = Blob(frames.message_updated(body))
+            self.chat.tree.sockets.push_all(self.chat.slot, blob)
+
+    def decided(
+        self, row: Row, verdict: Verdict, value: Any, error: str | None
+    ) -> bool:
+        """Somebody has decided about a call in doubt; whether it waits for that."""
+        call = row.tool_call_id or ""
+        answer: ClientAnswer = client.ToolApproval(call, True, auto_continue=True)
+        if verdict in ("error", "unknown"):
+            text = UNCERTAIN if error is None else error
+            answer = client.ToolResult(
+                call, state="output-error", error_text=text, auto_continue=True
+            )
+        elif verdict == "result":
+            answer = client.ToolResult(call, output=value, auto_continue=True)
+        elif self._streaming(call) is None:
+            message = self.transcript.with_call(call)
+            if message is None or self._gone_on(message):
+                return False
+        return row.status == "asked" and self._take(answer, None, decided=True)
+
+    def _gone_on(self, message: Message) -> bool:
+        last = self.transcript.last_id()
+        return last != message["id"] or bool(self.chat.turns())
+
+    def _doubt(self, message: Message, part: Part, fresh: Part) -> Part:
+        """Write into the ledger what a person said to a call in doubt."""
+        agent, name = self.chat.agent, tool_name(part) or ""
+        row = asked_about(agent, name, message["id"], part["toolCallId"])
+        if row is None:
+            return fresh
+        effects = self.chat.tree.effects
+        if fresh["state"] == "approval-responded":
+            effects.grant(row)
+            return fresh
+        effects.settle(row, "unknown")
+        return rules.failed(part, LEFT)
 
     def _note(self, turn: Turn, **fields: Any) -> None:
         note = self.transcript.noted(turn.request_id)

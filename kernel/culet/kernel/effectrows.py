@@ -129,6 +129,8 @@ class Row(NamedTuple):
     @property
     def token(self) -> str:
         """What tells the other side that two attempts are one effect."""
+        if self.kind == "tool":  # as `ToolContext` has it
+            return f"{self.owner}:{self.key}"
         return derive_token(self.owner, self.kind, self.name, self.key)
 
     def standing(self, live: bool) -> Standing:

@@ -79,6 +79,11 @@ class Effects:
         self.rows = EffectRows(tree)
         self.live: dict[int, trio.Event] = {}  # at work in this process
         self._news: dict[int, trio.Event] = {}  # waited for: a decision
+        sql = "SELECT value FROM meta WHERE key = 'effects_after'"
+        rows = tree.db.execute(sql)
+        self.since = (
+            int(rows[0][0]) if rows else 0
+        )  # older jobs have begun what no row has
 
     # ---- reading
 

@@ -87,7 +87,9 @@ class Kernel:
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
         self._waking = 0  # sleeping roots that are being opened, because they are due
-        self.reattached: Counter[str] = Counter()  # how waiters left that had joined again
+        self.reattached: Counter[str] = (
+            Counter()
+        )  # how waiters left that had joined again
         self._listeners: dict[str, list[Listener]] = {}
 
     # ---- life
@@ -597,7 +599,10 @@ class Kernel:
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""
         trees = self.trees.values()
-        joined = {f"run_reattached_{o}".replace("-", "_"): n for o, n in self.reattached.items()}
+        joined = {
+            f"run_reattached_{o}".replace("-", "_"): n
+            for o, n in self.reattached.items()
+        }
         return joined | {
             "trees": len(self.trees),
             "sleeping_trees": len(self._sleeping),

@@ -423,7 +423,9 @@ class Turns:
         self.live[key] = turn
         self.tree.budgets.open_turn(subject, node.kind.cls.turn_budget)
         self.tree.emit("turn:begin", subject, attempt)
-        runtree.tell(self.tree, subject, "begun" if attempt == 1 else "resumed", attempt)
+        runtree.tell(
+            self.tree, subject, "begun" if attempt == 1 else "resumed", attempt
+        )
         # a child that runs itself says its chunks itself
         own = None if node.kind.runs_itself else turn
         ctx = Ambient(
