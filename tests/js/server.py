@@ -52,6 +52,17 @@ class ChatBot(AIChatAgent):
         yield {"type": "finish", "finishReason": "stop"}
 
 
+class Mood(ChatBot):
+    """A chat bot that shows how it feels, in data parts."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        if not turn.text:
+            yield {"type": "data-mood", "id": "m", "data": {"feels": "well"}}
+            yield {"type": "data-blink", "data": 1, "transient": True}
+        async for chunk in super().on_chat_message(turn):
+            yield chunk
+
+
 class Worker(Agent):
     async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "text-start", "id": "t"}
@@ -135,7 +146,7 @@ class Supervisor(Agent):
 
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
-    roots: list[type[Agent]] = [Supervisor, ChatBot, Clerk]
+    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Clerk]
     facets: list[type[Agent]] = [Worker, Note]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)

@@ -97,6 +97,12 @@ def test_our_own_client_works_with_the_gateway(url: str) -> None:
 
 
 @needs_packages
+@pytest.mark.slow
+def test_use_chat_of_the_ai_sdk_works_over_plain_http(url: str) -> None:
+    run_node("sse.test.mjs", CULET_URL=url)
+
+
+@needs_packages
 def test_what_a_typescript_author_writes_compiles() -> None:
     done = subprocess.run(
         [

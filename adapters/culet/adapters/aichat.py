@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, cast
 import msgspec
 import trio
 
+from culet.adapters import chat_http, notice
 from culet.adapters import messages as rules
-from culet.adapters import notice
 from culet.adapters.chat import LANE, Chat, ChatResponse
 from culet.adapters.messages import Message
 from culet.adapters.submissions import Submission, Submissions, TurnStatus, Wish
@@ -148,11 +148,15 @@ class AIChatAgent(Agent):
         return notice.milestone_text(run, progress)
 
     async def on_request(self, request: Request) -> Response:
-        """Answer `GET …/get-messages`; an override calls this for what is not its own."""
+        """Answer `GET …/get-messages` and the chat over HTTP (`…/chat`).
+
+        An override calls this for what is not its own.
+        """
         if request.path.rstrip("/").rpartition("/")[2] == "get-messages":
             body = f"[{','.join(self._chat.transcript.texts())}]"
             return Response(body.encode(), 200, {"content-type": "application/json"})
-        return await super().on_request(request)
+        answer = await chat_http.answer(self._chat, request)
+        return answer or await super().on_request(request)
 
     # ---- what an agent does with its chat
 

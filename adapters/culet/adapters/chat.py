@@ -110,15 +110,27 @@ class Chat:
         if self.tree.endings.subject(self.slot, frame.id) is not None:
             self._again(frame.id, connection)
             return
-        roles = self.transcript.roles()
-        merged = rules.merge(roles, frame.messages)
-        merged = merged._replace(put=self._honest(merged.put))
         try:
-            self._check_room(roles, merged.put, len(merged.delete))
+            self.take(frame, connection.identity, connection)
         except CapacityError as error:
             text = str(error)
             connection.say(frames.chat_response(frame.id, text, done=True, error=True))
-            return
+
+    def take(
+        self,
+        frame: client.ChatRequest,
+        identity: Any,
+        connection: Connection | None = None,
+    ) -> None:
+        """Owe the turn of a request under a new id: one step, in the name of `identity`.
+
+        Raises `CapacityError` for more messages than a chat may have.
+        """
+        self.node.check()
+        roles = self.transcript.roles()
+        merged = rules.merge(roles, frame.messages)
+        merged = merged._replace(put=self._honest(merged.put))
+        self._check_room(roles, merged.put, len(merged.delete))
         fields: dict[str, Any] = {"trigger": frame.trigger}
         if frame.body:
             fields["body"] = frame.body
@@ -126,18 +138,19 @@ class Chat:
             fields["clientTools"] = frame.client_tools
         if frame.trigger == "regenerate-message" and frame.messages:
             fields["leaf"] = frame.messages[-1]["id"]
-        payload = _payload(fields, connection.identity)
+        payload = _payload(fields, identity)
         with self.node.db.transaction():
             self.transcript.delete(merged.delete)
             self.transcript.put(merged.put)
             self.transcript.set_context(_context(payload))
             self._note(frame.id, None)
-        self.origins[frame.id] = connection
         ids = rules.trailing_user_ids(frame.messages)
+        if connection is not None:
+            self.origins[frame.id] = connection
         self._owe(frame.id, payload, {"messageIds": ids})
         view = self.view(frame.id)
-        if view is not None:  # also a client that wants no frames of the protocol
-            view.peers[connection] = None
+        if connection is not None and view is not None:
+            view.peers[connection] = None  # also one that wants no frames of the protocol
         self.tell(without=connection)
 
     def _again(self, request_id: str, connection: Connection) -> None:

@@ -147,6 +147,17 @@ class Offers:
             return
         self.replay(request_id, connection)
 
+    def to_resume(self) -> str | None:
+        """Return the turn whose events somebody may go on with who has no socket.
+
+        A continuation is none: its chunks alone are half a message.
+        """
+        active = self._active()
+        if active is not None:
+            view = self.chat.view(active)
+            return None if view is not None and view.continuation else active
+        return self.chat.transcript.failed
+
     def replay(self, request_id: str, connection: Connection) -> None:
         """Let a client have a turn from its first chunk on, then live."""
         if connection.replays(request_id, "turn"):

@@ -158,7 +158,7 @@ def as_request(
     return Request(method, request, headers=headers, body=body)
 
 
-async def closed(parts: AsyncIterator[bytes]) -> None:
+async def closed(parts: AsyncIterator[Any]) -> None:
     """End an iterator that may be a generator: whoever stops reading ends what feeds it."""
     close = getattr(parts, "aclose", None)
     if close is not None:

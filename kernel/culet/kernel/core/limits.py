@@ -101,6 +101,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     many_detached: int = 50  # of one agent: then there is a warning
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     replay_page_bytes: int = 64 << 10
+    events_beat_s: float = 15  # of silence: then a reader of events is told that it goes on
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
     pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint

@@ -1,0 +1,130 @@
+"""A chat over plain HTTP, as `useChat` of the AI SDK speaks it: POST, and events back.
+
+`POST …/chat` asks and answers with the turn's chunks as server-sent events; `GET
+…/chat/ID/stream` goes on with the turn that runs, from its first chunk, or says 204;
+`POST …/chat/ID/stop` stops it. Who leaves stops nothing: the turn goes on, and is there
+for whoever comes back. ID is the client's name for the chat; the agent has one.
+
+Source of the protocol: the AI SDK's `DefaultChatTransport` and UI message stream, v1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from culet.kernel import Request, Response
+from culet.kernel.core.clientframes import ChatRequest, ui_messages
+from culet.kernel.core.run import default_error
+from culet.kernel.errors import CapacityError, UsageError
+from culet.kernel.follow import follow
+from culet.kernel.http import closed
+
+if TYPE_CHECKING:
+    from culet.adapters.chat import Chat
+    from culet.kernel.sockets import Connection
+    from culet.kernel.streams import End
+
+_HEADERS: Final = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache",
+    "x-vercel-ai-ui-message-stream": "v1",
+    "x-accel-buffering": "no",
+}
+_TRIGGERS: Final = ("submit-message", "regenerate-message")
+_BEAT: Final = b": it goes on\n\n"
+
+
+@final
+class EventView:
+    """A turn as server-sent events, one chunk each."""
+
+    def __init__(self) -> None:
+        self.peers: dict[Connection, None] = {}
+        self.quiet = False
+
+    def started(self, *, replay: bool) -> list[str]:
+        """Return nothing: the chunks speak for themselves."""
+        return []
+
+    def entry(self, _i: int, body: str, *, replay: bool) -> str:
+        """Return one chunk; a body of several lines would be several events."""
+        if "\n" in body or "\r" in body:
+            body = msgspec.json.encode(msgspec.json.decode(body)).decode()
+        return f"data: {body}\n\n"
+
+    def joined(self, *, live: bool) -> list[str]:
+        """Return nothing: the client needs no mark."""
+        return []
+
+    def ended(self, end: End, *, replay: bool) -> list[str]:
+        """Return how it ended, where its chunks do not say it, and the mark of the end."""
+        out: list[dict[str, Any]] = []
+        if end.status in ("error", "interrupted"):
+            text = end.error or default_error(end.status, end.reason)
+            out.append({"type": "error", "errorText": text})
+        elif end.status == "aborted":
+            out.append({"type": "abort"})
+        events = [f"data: {msgspec.json.encode(chunk).decode()}\n\n" for chunk in out]
+        return [*events, "data: [DONE]\n\n"]
+
+
+async def answer(chat: Chat, request: Request) -> Response | None:
+    """Answer a request of this protocol; None when it is none."""
+    words = request.path.strip("/").split("/")
+    match (request.method, words):
+        case ("POST", [*_, "chat"]):
+            return await _asked(chat, request)
+        case ("GET", [*_, "chat", _name, "stream"]):
+            found = chat.offers.to_resume()
+            return Response(b"", 204) if found is None else _events(chat, found)
+        case ("POST", [*_, "chat", _name, "stop"]):
+            for turn in chat.turns()[:1]:
+                chat.cancel(turn)
+            return Response(b"", 204)
+        case _:
+            return None
+
+
+async def _asked(chat: Chat, request: Request) -> Response:
+    """Owe a turn and answer with its chunks.
+
+    Raises `UsageError` for a body that is not of the protocol. Only JSON is taken: a page
+    of another origin cannot send that without asking first.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        return Response("send application/json", 415)
+    body = await request.json(dict[str, Any])
+    messages = ui_messages(body.pop("messages", None))
+    trigger = body.pop("trigger", _TRIGGERS[0])
+    if messages is None or trigger not in _TRIGGERS:
+        msg = "a chat is asked with UI messages and a trigger that is known"
+        raise UsageError(msg)
+    for name in ("id", "messageId"):  # the client's own
+        body.pop(name, None)
+    asked = ChatRequest(
+        id=chat.tree.kernel.chance.id(), messages=messages, trigger=trigger, body=body
+    )
+    try:
+        chat.take(asked, request.identity)
+    except CapacityError as error:
+        return Response(str(error), 413)
+    return _events(chat, asked.id)
+
+
+def _events(chat: Chat, request_id: str) -> Response:
+    return Response(_parts(chat, request_id), 200, {**_HEADERS, "x-turn": request_id})
+
+
+async def _parts(chat: Chat, request_id: str) -> AsyncIterator[bytes]:
+    beat_s = chat.tree.kernel.limits.events_beat_s
+    view = EventView()
+    pages = follow(chat.tree, chat.slot, request_id, view, beat_s=beat_s)
+    try:
+        async for texts in pages:
+            yield "".join(texts).encode() if texts else _BEAT
+    finally:
+        await closed(pages)
