@@ -303,6 +303,24 @@ async def test_a_model_that_falls_silent_is_asked_again_for_the_rest(
         assert BEGUN == {"asked": 2, "closed": 1}
 
 
+@pytest.mark.rule("C-066")
+@pytest.mark.parametrize("stalls", [1, 100])
+async def test_clients_are_told_that_it_recovers_until_it_goes_on_or_ends(
+    stalls: int, clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Silent, "stalls", stalls)
+    monkeypatch.setattr(Silent, "stall_s", 4.0)
+    limits = Limits(attempts=2)
+    async with open_test_kernel(roots=[Silent], limits=limits) as test:
+        tab = await told(test)
+        flags = [f["recovering"] for f in tab.of("cf_agent_chat_recovering")]
+        assert flags == [True, False, True, False][: 2 * min(stalls, 2)]
+        kinds = [f["type"].removeprefix("cf_agent_") for f in tab.frames]
+        assert kinds.index("chat_recovering") > kinds.index("use_chat_response")
+        async with connected(test.kernel, ("Silent", "a")) as late:
+            assert late.of("cf_agent_chat_recovering") == []
+
+
 @pytest.mark.rule("C-066", "T-151")
 async def test_a_model_that_never_begins_is_asked_again_for_all(
     clock: object, monkeypatch: pytest.MonkeyPatch

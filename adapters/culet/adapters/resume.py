@@ -64,13 +64,24 @@ class Offers:
         chat = self.chat
         if (chat.slot, active) in chat.tree.turns.live or not chat.begun(active):
             return []
+        return [frames.chat_recovering(True, active)] if self._keep(active) else []
+
+    def _keep(self, request_id: str) -> bool:
+        """Keep that clients are told of a recovery; what cannot be kept cannot be taken back."""
+        chat = self.chat
         try:
-            if chat.transcript.recovering != active:
-                chat.transcript.set_recovering(active)
+            if chat.transcript.recovering != request_id:
+                chat.transcript.set_recovering(request_id)
                 chat.tree.touched()
         except StorageError:
-            return []  # what cannot be kept could not be taken back
-        return [frames.chat_recovering(True, active)]
+            return False
+        return True
+
+    def given_up(self, request_id: str) -> None:
+        """An attempt at a turn is over, the turn is not: everybody hears that it is cut."""
+        if self.chat.transcript.recovering != request_id and self._keep(request_id):
+            blob = Blob(frames.chat_recovering(True, request_id))
+            self.chat.tree.sockets.push_all(self.chat.slot, blob)
 
     def recovered(self, request_id: str) -> None:
         """A turn goes on, or has ended: whoever was told that it is recovering hears so."""

@@ -9,7 +9,6 @@ tool calls are never repeated, a text that was cut goes on in the same part.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, ClassVar, Final, cast
@@ -96,9 +95,13 @@ class Think(AIChatAgent):
             if not at.model_is_done:
                 work.pay()
                 await self.durable()
-                async with aclosing(work.ask()) as said:
-                    async for chunk in said:
-                        yield work.note(chunk)
+                try:
+                    async with aclosing(work.ask()) as said:
+                        async for chunk in said:
+                            yield work.note(chunk)
+                except Stalled:
+                    self._chat.offers.given_up(turn.request_id)
+                    raise
                 work.end_of_model()
             if at.open:
                 await work.run(resumed=resumed)
@@ -189,11 +192,10 @@ class _Thinking:
         """Ask the model for the open step, or for the rest of it; yield what it says."""
         self._asked, self._usage = [], Usage()
         said = _closable(self.model.stream(self._call.request))
-        async with (
-            aclosing(said),
-            aclosing(_watched(said, self.agent.stall_s)) as events,
-        ):
-            async for event in events:
+        stall_s = self.agent.stall_s
+        heard = said if stall_s is None else _watched(said, stall_s)
+        async with aclosing(said), aclosing(heard):
+            async for event in heard:
                 self._call.hear(event)
                 match event:
                     case TextDelta(text) if text:
@@ -255,11 +257,11 @@ class _Thinking:
 
 
 async def _watched(
-    events: AsyncGenerator[ModelEvent, None], stall_s: float | None
+    events: AsyncGenerator[ModelEvent, None], stall_s: float
 ) -> AsyncGenerator[ModelEvent, None]:
     """Yield events as they come; raises `Stalled` when none comes for so long."""
     while True:
-        with trio.move_on_after(math.inf if stall_s is None else stall_s) as silence:
+        with trio.move_on_after(stall_s) as silence:
             try:
                 event = await anext(events)
             except StopAsyncIteration:
