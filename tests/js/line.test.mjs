@@ -4,6 +4,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 
 import { AgentClient, ConnectionEnded } from "../../web/js/src/index.js";
+import { knownText, noted } from "../../web/js/src/attach.js";
 import { Line, isFinal, pauseBefore } from "../../web/js/src/line.js";
 
 const SOURCES = new URL("../../web/js/src/", import.meta.url);
@@ -207,6 +208,26 @@ test("everything that waits ends with the client", async (t) => {
 
   for (const wait of waits) await assert.rejects(wait, ConnectionEnded);
   assert.throws(() => client.ask("hi"), ConnectionEnded);
+});
+
+test("what is known of runs is told without gaps, the newest, in an address of bounded length", () => {
+  const known = new Map();
+  const frame = (runId, sequence, more = {}) =>
+    noted(known, { sequence, event: { kind: sequence === 0 ? "started" : "chunk", runId }, ...more });
+  frame("early", 1);
+  frame("a", 0, { startedAt: 5 });
+  for (const sequence of [1, 2, 4, 2, 0]) frame("a", sequence, { startedAt: 5 });
+  frame("b", 0);
+  assert.equal(knownText(known), '[["a",5,2]]');
+  frame("a", 0, { startedAt: 6 });
+  assert.equal(knownText(known), '[["a",6,0]]');
+  noted(known, { sequence: 9, event: { kind: "cleared", runIds: ["a", 7] } });
+  noted(known, { sequence: 9, event: null });
+  assert.equal(knownText(known), null);
+  for (let at = 0; at < 100; at += 1) frame(`${"r".repeat(100)}${at}`, 0, { startedAt: at });
+  assert.equal(known.size, 64);
+  const text = knownText(known);
+  assert.ok(text.length <= 4_096 && text.length > 3_900 && JSON.parse(text)[0][1] === 99);
 });
 
 test("hostile frames change nothing and break nothing", async (t) => {

@@ -114,6 +114,23 @@ test("a call that was on its way is lost, one that was not goes over the next so
   assert.equal(await after, "again");
 });
 
+test("who comes back is sent only what it has not of runs", options, async (t) => {
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const client = await open(t, "Supervisor", fresh("cursor"), { host: `http://${proxy.host}` }).ready;
+  const heard = [];
+  client.addEventListener("message", ({ data }) => {
+    const { type, sequence, event } = JSON.parse(data);
+    if (type === "agent-tool-event" && event.kind === "chunk") heard.push(`${event.runId} ${sequence}`);
+  });
+  client.call("research", [3]).catch(() => undefined);
+  await when(client, "words", ({ runs }) => Object.values(runs.runsById).some((run) => textOf(run)));
+  proxy.cut();
+  await when(client, "all three have ended", ended(3));
+
+  assert.equal(new Set(heard).size, 30, "three runs of ten chunks");
+  assert.equal(heard.length, 30, "none came twice");
+});
+
 test("an answer streams, and is whole", options, async (t) => {
   const client = await open(t, "ChatBot", fresh("chat"), { chat: true }).ready;
   const seen = [];

@@ -6,6 +6,7 @@
 // stored (history), and, when both are known, whether a question ever arrived.
 
 import { addressOf, agentPath } from "./address.js";
+import { PARAMETER, knownText, noted } from "./attach.js";
 import {
   activeTurn,
   applyChatFrame,
@@ -36,6 +37,7 @@ export class AgentClient extends EventTarget {
   #calls = new Map(); // call id to {text, sent, resolve, reject, item}
   #turns = new Map(); // request id to {answer, resolve, reject}
   #listeners = new Set();
+  #known = new Map(); // what a next connection says it has of runs
   #waiting = []; // frames of runs that are folded together
   #connection = 0; // counts them; what an earlier one asked for is void
   #probe = null;
@@ -83,7 +85,8 @@ export class AgentClient extends EventTarget {
   async #address(scheme) {
     const { query } = this.#options;
     const fields = typeof query === "function" ? await query() : query;
-    return addressOf(this.#place, scheme, { ...fields, _pk: scheme === "ws" ? this.#id : null });
+    const own = { _pk: this.#id, [PARAMETER]: knownText(this.#known) };
+    return addressOf(this.#place, scheme, scheme === "ws" ? { ...fields, ...own } : fields);
   }
 
   // ------------------------------------------------------------------------- to look at
@@ -351,6 +354,7 @@ export class AgentClient extends EventTarget {
 
   /** A replay of many runs is folded at once, at the end of this turn of the event loop. */
   #ofRuns(frame) {
+    noted(this.#known, frame);
     this.#waiting.push(frame);
     if (this.#waiting.length === 1) queueMicrotask(() => this.#foldRuns());
     if (this.#waiting.length >= 1000) this.#foldRuns();
