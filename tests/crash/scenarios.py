@@ -15,6 +15,13 @@ NESTED: Final[list[Any]] = [
     ["nest", "Worker", [["tool"], ["sleep", 2]]],
     ["emit"],
 ]
+SHOP: Final[list[Any]] = [
+    ["buy", 10, 4],
+    ["crowd", 4, [["buy", 10, 6]], 10],
+    ["nest", "Worker", [["buy", 8, 8], ["nest", "Worker", [["buy", 9, 1]], 4]], 12],
+    ["buy", 5, 5],
+    ["buy", 30, 30],
+]
 HELD: Final[list[Any]] = [["emit"], ["nest", "Worker", [["sleep", 1e9]]]]
 
 
@@ -63,6 +70,19 @@ async def frail(story: Story) -> Any:
     """Completed or interrupted, but never done twice."""
     boss = await story.boss()
     return story.told("r1", await boss.once_only("r1", PROGRAM)) != "error"
+
+
+async def budget(story: Story) -> Any:
+    """Whatever was cut, those who are paid have never billed more than the budget."""
+    boss = await story.boss()
+    status = story.told("r1", await boss.run("Worker", SHOP, "r1"))
+    tree = story.test.tree(*story.scenario.root)
+    assert tree is not None
+    sql = "SELECT tokens_spent, slot FROM account WHERE parent IS NULL AND what = 'r1'"
+    for spent, slot in [] if story.dead else tree.db.execute(sql):
+        billed = story.model.tokens[slot]
+        story.model.need(billed <= spent <= 40, f"billed {billed}, accounted {spent}")
+    return status
 
 
 async def nested(story: Story) -> Any:
@@ -218,6 +238,7 @@ SCENARIOS: Final = {
         Scenario("fiber", fiber),
         Scenario("run", run),
         Scenario("frail", frail),
+        Scenario("budget", budget),
         Scenario("nested", nested),
         Scenario("cancelled", cancelled, rests=False),
         Scenario("cleared", cleared, rests=False),

@@ -41,11 +41,13 @@ def programs(depth: int = 1) -> st.SearchStrategy[list[Any]]:
         st.just(["tool"]),
         st.sampled_from([["sleep", 0], ["sleep", 1], ["sleep", 7]]),
         st.sampled_from([["fiber", 2], ["later", 3], ["raise"], ["deaf", 20]]),
+        st.sampled_from([["buy", 10, 4], ["buy", 10, 10], ["buy", 25, 5]]),
     ]
     if depth < 3:
         nested = st.tuples(
-            st.just("nest"), st.sampled_from(["Worker", "Frail"]), programs(depth + 1)
-        )
+            st.just("nest"), st.sampled_from(["Worker", "Frail"]), programs(depth + 1),
+            st.sampled_from([None, 10, 25]),
+        )  # fmt: skip
         steps.insert(0, nested.map(list))
     return st.lists(st.one_of(steps), min_size=1, max_size=5)
 
@@ -97,6 +99,7 @@ class RunMachine(TrioMachine):
     sometimes: ClassVar = Sometimes(
         "completed", "error", "aborted", "interrupted", "fired", "deleted",
         "crashed", "died in a step", "cut before the end", "told before a crash",
+        "bought", "refused at dispatch", "refused before a spend",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -526,6 +529,9 @@ class RunMachine(TrioMachine):
                 self.sometimes.hit(status)
         self.sometimes.hit("fired", bool(self.model.fired))
         self.sometimes.hit("deleted", bool(self.model.deleted))
+        self.sometimes.hit("bought", bool(self.model.tokens))
+        for where in self.model.refused:
+            self.sometimes.hit(f"refused {where}")
         self._nothing_is_left(tree)
         self._hooks_were_called(tree)
         self._clients_agree()

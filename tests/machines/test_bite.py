@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 from culet.kernel import endings, stops
 from culet.kernel import tree as trees
 from culet.kernel.core import abort
+from culet.kernel.errors import CuletError
 from culet.kernel.node import Node, State
 from culet.kernel.nouns import DynamicAgents
 from culet.kernel.stops import Stops
@@ -161,7 +162,7 @@ def bites(name: str) -> None:
         try:
             for number in range(ROUNDS):
                 play(mutant.machine, number, mutant.steps)
-        except AssertionError:
+        except (AssertionError, CuletError):
             return
     sys.exit(f"{ROUNDS} rounds met nothing")
 

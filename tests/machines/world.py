@@ -16,6 +16,7 @@ import trio
 from culet.kernel import (
     Agent,
     AgentToolRun,
+    Budget,
     CancelReceipt,
     Chunk,
     FiberRecovery,
@@ -23,10 +24,11 @@ from culet.kernel import (
     Schedule,
     Turn,
 )
-from culet.kernel.errors import CuletError
+from culet.kernel.errors import CuletError, OverBudget
 from culet.kernel.tree import Tree
 
 Key = tuple[str, str]  # (slot of the owner, run id)
+BUDGET = Budget(tokens=40, calls=8)  # of each run of the root, and of all below it
 
 
 class Model:
@@ -44,6 +46,9 @@ class Model:
         self.hooks: collections.Counter[tuple[str, str, str]] = collections.Counter()
         self.starts: collections.Counter[str] = collections.Counter()
         self.deleted: set[str] = set()
+        self.tokens: collections.Counter[str] = collections.Counter()  # outside's count
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.refused: set[str] = set()  # by which budgets
         self.disturbed = False
         self.release = trio.Event()  # of code that will not stop
 
@@ -51,6 +56,14 @@ class Model:
         """Note what is wrong."""
         if not good:
             self.wrong.append(text)
+
+    def bill(self, top: str, tokens: int) -> None:
+        """Count a paid call below a run of the root, as somebody outside would."""
+        self.tokens[top] += tokens
+        self.calls[top] += 1
+        good = self.tokens[top] <= (BUDGET.tokens or 0)
+        good = good and self.calls[top] <= (BUDGET.calls or 0)
+        self.need(good, f"spent {self.tokens[top]} in {self.calls[top]} calls of {top}")
 
     def saw(self, key: Key, frame: dict[str, Any]) -> None:
         """Note one frame that a client got."""
@@ -118,7 +131,9 @@ class Actor(Agent):
 
 class Root(Actor):
     async def run(self, cls: str, program: list[Any], run_id: str) -> str:
-        run = await self.run_agent_tool(CLASSES[cls], program, run_id=run_id)
+        run = await self.run_agent_tool(
+            CLASSES[cls], program, run_id=run_id, budget=BUDGET
+        )
         return run.status
 
     async def cancel(self, run_id: str) -> str | None:
@@ -153,10 +168,19 @@ class Worker(Actor):
             case "sleep":
                 await trio.sleep(args[0])
             case "nest":
-                cls, program = args
+                cls, program, *tokens = args
                 run_id = f"{turn.request_id}.{number}"
-                run = await self.run_agent_tool(CLASSES[cls], program, run_id=run_id)
-                return run.status
+                return await self._nest(cls, program, run_id, *tokens)
+            case "crowd":
+                count, program, tokens = args
+                async with trio.open_nursery() as nursery:
+                    for n in range(count):
+                        run_id = f"{turn.request_id}.{number}.{n}"
+                        nursery.start_soon(
+                            self._nest, "Worker", program, run_id, tokens
+                        )
+            case "buy":
+                await self._buy(*args)
             case "fiber":
                 await self.fiber(args[0])
             case "later":
@@ -167,6 +191,29 @@ class Worker(Actor):
                 with trio.CancelScope(shield=True), trio.move_on_after(args[0]):
                     await self.model.release.wait()
         return None
+
+    async def _nest(
+        self, cls: str, program: list[Any], run_id: str, tokens: int | None = None
+    ) -> str:
+        budget = None if tokens is None else Budget(tokens=tokens)
+        run = await self.run_agent_tool(
+            CLASSES[cls], program, run_id=run_id, budget=budget
+        )
+        if run.reason == "budget":
+            self.model.refused.add("at dispatch")
+        return run.status
+
+    async def _buy(self, reserve: int, use: int) -> None:
+        """Call something that is paid for, unless the budget refuses."""
+        try:
+            spend = await self.budget.reserve(tokens=reserve, calls=1)
+        except OverBudget:
+            self.model.refused.add("before a spend")
+            return
+        lineage = self._node.lineage()
+        self.model.bill(lineage[min(1, len(lineage) - 1)].slot, use)
+        await trio.sleep(1)
+        spend.settle(tokens=use)
 
     async def _tool(self, turn: Turn, number: int) -> None:
         """Do something outside that must not be done again once its chunk was seen."""
