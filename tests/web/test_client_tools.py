@@ -13,7 +13,10 @@ import trio
 from culet.adapters import ScriptedModel, Think, tool
 from culet.adapters.model import ModelRequest, ToolCall
 from culet.kernel import agent_tool, open_kernel
+from culet.kernel.errors import ConnectionLost, Refused
 from culet.web import connect, create_app, serve
+from culet.web.client_line import Outgoing
+from culet.web.client_questions import RunQuestions
 
 PAID: list[int] = []
 
@@ -125,3 +128,73 @@ async def test_a_child_s_call_is_answered_at_the_child_s_own_address() -> None:
             assert message is not None
             assert text(message) == "so: so: paid; home"
             assert PAID == [1]
+
+
+async def test_a_child_s_calls_are_answered_from_its_parent_s_address() -> None:
+    with trio.fail_after(30):
+        async with serving() as url, connect(url) as agent, connect(url) as other:
+            answer = await agent.ask("clerk")
+            for one in (agent, other):
+                await one.until(lambda a: len(a.waiting_calls) == 2)
+            pay, where = agent.waiting_calls
+            assert (pay["toolName"], pay["state"], pay["input"]) == (
+                "pay", "approval-requested", {},
+            )  # fmt: skip
+            assert where["state"] == "input-available"
+            run_id = pay["runId"]
+            assert await other.approve_call(pay["toolCallId"], run_id=run_id) is True
+            assert await agent.approve_call("c0", False, run_id=run_id) is False
+            await agent.until(lambda a: len(a.waiting_calls) == 1)
+            assert await agent.answer_call("c1", "home", run_id=run_id) is True
+            message = await answer.done()
+            assert message is not None
+            assert text(message) == "so: so: paid; home"
+            assert agent.waiting_calls == []
+            assert PAID == [1]
+            assert await agent.answer_call("c1", "late", run_id=run_id) is False
+            with pytest.raises(Refused):
+                await agent.answer_call("c1", "x", run_id="of-nobody")
+
+
+async def test_who_comes_later_sees_what_is_asked_and_an_answer_waits_for_a_socket() -> (
+    None
+):
+    with trio.fail_after(30):
+        async with serving() as url:
+            async with connect(url) as agent:
+                await agent.ask("clerk")
+                await agent.until(lambda a: len(a.waiting_calls) == 2)
+            async with connect(url) as late:
+                await late.until(lambda a: len(a.waiting_calls) == 2)
+                run_id = late.waiting_calls[0]["runId"]
+                said: list[Any] = []
+
+                async def answers() -> None:
+                    said.append(await late.approve_call("c0", False, run_id=run_id))
+                    try:
+                        await late.answer_call("c1", error="no idea", run_id=run_id)
+                    except ConnectionLost:
+                        said.append("lost")
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(answers)
+                    nursery.start_soon(answers)
+                assert sorted(map(str, said)) == ["False", "True"]
+                await late.until(lambda a: not a.waiting_calls)
+                assert PAID == []
+
+
+def test_an_answer_that_was_sent_is_unknown_when_its_socket_goes() -> None:
+    questions = RunQuestions()
+    sent, unsent = Outgoing("a", False), Outgoing("b", False)
+    sent.sent = True
+    first = questions.expect("r", "c", sent)
+    second = questions.expect("r", "c", unsent)
+    questions.lost()
+    assert isinstance(first.error, ConnectionLost)
+    assert not second.over.is_set()
+    questions.answered({"runId": "r", "toolCallId": "c", "accepted": True})
+    assert second.accepted
+    assert second.over.is_set()
+    assert questions._pending == {}
+    questions.answered({"runId": "r", "toolCallId": "c", "accepted": True})

@@ -19,6 +19,7 @@ import trio
 
 from culet.adapters import chat_http, notice
 from culet.adapters import messages as rules
+from culet.adapters.approvals import ClientAnswer
 from culet.adapters.chat import LANE, Chat, ChatResponse
 from culet.adapters.messages import Message
 from culet.adapters.submissions import Submission, Submissions, TurnStatus, Wish
@@ -380,6 +381,9 @@ class AIChatAgent(Agent):
     def _left(self, connection: Connection) -> None:
         self._chat.offers.leave(connection)
 
+    def _answered(self, run_id: str, answer: ClientAnswer) -> bool:
+        return self._chat.waiting.answer(answer, None, run_id=run_id)
+
     def _ended(self, stream_id: str, end: End) -> None:
         self._chat.ended(stream_id, end)
 
@@ -439,6 +443,7 @@ _OWN = frozenset(
         "_effect_decided",
         "_hello",
         "_left",
+        "_answered",
         "_ended",
         "_frame",
         "_start",

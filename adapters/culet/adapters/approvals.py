@@ -28,6 +28,7 @@ _TAKES_RESULT: Final = frozenset(
 )
 _TAKES_APPROVAL: Final = frozenset({"input-available", "approval-requested"})
 UNKNOWN: Final = "this agent has not asked for this call"
+NOBODY: Final = "nobody is there to carry out this call"
 TOO_LATE: Final = "approved too late: the conversation had gone on, nothing was done"
 
 
@@ -62,6 +63,18 @@ def answered(part: Part, answer: ClientAnswer, *, output_bytes: int) -> Part | N
 def failed(part: Part, text: str) -> Part:
     """Return a part that has an error for its result."""
     return {**part, "state": "output-error", "errorText": text[:ERROR_CHARS]}
+
+
+def decided(part: Part, verdict: str) -> ClientAnswer | None:
+    """Return the answer that a policy gives; None: it is for a client or a person."""
+    call = part["toolCallId"]
+    if verdict == "approve":
+        return client.ToolApproval(tool_call_id=call, approved=True)
+    if verdict != "deny":
+        return None
+    if part.get("state") == "approval-requested":
+        return client.ToolApproval(tool_call_id=call, approved=False)
+    return client.ToolResult(tool_call_id=call, state="output-error", error_text=NOBODY)
 
 
 def late(part: Part) -> Part:

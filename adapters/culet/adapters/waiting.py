@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 import trio
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from culet.adapters.chat import Chat
 
 log = logging.getLogger("culet.adapters")
-_SHOWN: Final = 16  # waiting calls that a parent is told of by name
 
 
 @final
@@ -50,19 +49,38 @@ class Waiting:
 
     # ---- answers
 
-    def answer(self, answer: ClientAnswer, connection: Connection) -> None:
-        """Take a client's answer: one step. The first one stands."""
-        self._take(answer, connection, decided=False)
+    def answer(
+        self,
+        answer: ClientAnswer,
+        connection: Connection | None,
+        *,
+        run_id: str | None = None,
+    ) -> bool:
+        """Take an answer: one step; whether it was taken, for the first one stands.
+
+        With `run_id` it is for the call of that run, and says nothing beside.
+        """
+        return self._take(answer, connection, run_id=run_id, decided=False)
 
     def _take(
-        self, answer: ClientAnswer, connection: Connection | None, *, decided: bool
+        self,
+        answer: ClientAnswer,
+        connection: Connection | None,
+        *,
+        run_id: str | None = None,
+        decided: bool,
     ) -> bool:
         """Take an answer, whether it was taken; `decided`: in the name of the agent."""
         self.chat.node.check()
+        if connection is not None and connection.readonly:
+            log.info("ignored the answer of a readonly client")
+            return False
         call = answer.tool_call_id
         found = self._streaming(call)
         request_id, message = found or (None, self.transcript.with_call(call))
         part = None if message is None else rules.call_part(message, call)
+        if run_id is not None and request_id != run_id:
+            return False
         if message is None or part is None or not (decided or self._may(part, answer)):
             log.info("ignored an answer to %s, which takes none", call)
             return False
@@ -199,23 +217,43 @@ class Waiting:
 
     async def park(self, turn: Turn) -> bool:
         """Wait until no call of a run's turn waits any more; False: none did."""
-        waited = False
+        waited, questions = False, self.chat.tree.questions
         while True:
             message = self.chat.so_far(turn.request_id)
             calls = [] if message is None else self.of(message)
-            if not calls:
-                break
             news = self._news.setdefault(turn.request_id, trio.Event())
+            if calls and self._decided(turn, calls):
+                waited = True
+                continue
+            told = [
+                {
+                    "toolCallId": part["toolCallId"],
+                    "toolName": tool_name(part) or "",
+                    "state": part["state"],
+                    "input": part.get("input"),
+                }
+                for part in calls
+            ]
+            if calls or waited or turn.says_waiting:
+                questions.park(turn, told)
+            if not calls:
+                return waited
             if not waited:
                 self._note(turn, parked=True)
                 self.chat.tree.credit(self.chat.slot, turn.request_id, anew=True)
-                await self._tell_parent(calls)
-            waited = turn.parked = True
+            waited = True
             await news.wait()
-        turn.parked = False
-        if waited:
-            await self.chat.agent.report_progress(phase="answered")
-        return waited
+
+    def _decided(self, turn: Turn, calls: list[Part]) -> bool:
+        """Let the policies of those above decide what they can; whether it was anything."""
+        assert turn.run_id is not None
+        taken = False
+        for part in calls:
+            verdict = self.chat.tree.questions.verdict(turn, part["state"])
+            answer = rules.decided(part, verdict)
+            if answer is not None:
+                taken = self.answer(answer, None, run_id=turn.run_id) or taken
+        return taken
 
     def next_pass(self, turn: Turn) -> None:
         """Begin the next pass of a run's turn: it goes on in what it has said so far."""
@@ -289,19 +327,6 @@ class Waiting:
             note = msgspec.structs.replace(note, **fields)
             self.transcript.note(turn.request_id, note)
             self.chat.tree.touched()
-
-    async def _tell_parent(self, calls: list[Part]) -> None:
-        told = [
-            {
-                "toolCallId": part["toolCallId"],
-                "toolName": tool_name(part),
-                "state": part["state"],
-            }
-            for part in calls[:_SHOWN]
-        ]
-        await self.chat.agent.report_progress(
-            phase="waiting", message="waits for an answer", data={"calls": told}
-        )
 
     def _wake(self, request_id: str) -> None:
         news = self._news.pop(request_id, None)

@@ -51,6 +51,7 @@ from .milestones import Progress as Progress
 from .milestones import Reports as Reports
 from .plans import Due as Due
 from .pump import ChildAdapter as ChildAdapter
+from .questions import Question as Question
 from .receipts import CancelReceipt as CancelReceipt
 from .receipts import DroppedCall as DroppedCall
 from .receipts import EndedWork as EndedWork

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cas
 import msgspec
 import trio
 
+from . import answers
 from .budgets import BudgetNoun
 from .calls import Stub, TreeTarget
 from .classes import CallableMethod
@@ -25,6 +26,7 @@ from .core.effects import Verdict
 from .core.job import Misfire, Retry, next_try
 from .core.path import PathStep, kebab
 from .core.places import RunCaps
+from .core.questions import Policy
 from .core.run import AgentToolRun
 from .detached import Detached, checked
 from .effectrows import Row as EffectRow
@@ -45,6 +47,7 @@ from .nouns import (
     SocketsNoun,
 )
 from .plans import Due
+from .questions import RunAnswer
 from .runs import Ask
 from .schedules import Schedule
 from .sockets import Connection, check_tags, message_blob
@@ -113,6 +116,7 @@ class Agent:
     initial_state: ClassVar[Any] = None
     max_concurrent_agent_tools: ClassVar[int | None] = None
     max_queued_agent_tools: ClassVar[int] = 0  # callers in line; then it is refused
+    agent_tool_questions: ClassVar[Policy] = "bubble"  # of the runs that it asks for
     run_caps: ClassVar[RunCaps] = RunCaps()  # by class, of detached runs, of a wait
     supervision: ClassVar[Literal["contain", "escalate"]] = "contain"
     retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
@@ -548,6 +552,7 @@ class Agent:
         detached: bool | Detached = False,
         no_progress_s: float | None = None,
         output_type: Any = None,
+        questions: Policy | None = None,
         budget: Budget | None = None,
     ) -> AgentToolRun:
         """Run a facet as a tool: durable, idempotent by `run_id`, one truthful end.
@@ -555,13 +560,16 @@ class Agent:
         Waits for the end unless `detached`. Cancelling the caller only loses the
         observer: the run goes on, and the same id joins it again. A `budget` is reserved
         from what the calling turn has left, or the run is refused: `error`, reason
-        `budget`. Without one it shares what that turn has.
+        `budget`. Without one it shares what that turn has. `questions`: what becomes of
+        calls of it, and of runs below, that wait for a person: they `bubble` up to people,
+        are denied at once (`deny`), or approved (`auto`).
         """
         node = self._node
         if isinstance(tool, AgentTool):
             input = tool.check_input(input)  # noqa: A001
             display = tool.display if display is None else display
             output_type = tool.output_type if output_type is None else output_type
+            questions = tool.questions if questions is None else questions
             budget = tool.budget if budget is None else budget
             tool = tool.cls
         kind = node.tree.kernel.classes.of(tool)
@@ -577,7 +585,7 @@ class Agent:
             run_id=run_id, tool_call_id=parent_tool_call_id, order=display_order,
             display=display, preview=input_preview, cancel=cancel, detached=policy,
             no_progress_s=no_progress_s, check=check, schema=schema,
-            budget=checked_budget(budget),
+            budget=checked_budget(budget), questions=questions,
         )  # fmt: skip
         return await node.tree.runs.run(node, kind, input, ask)
 
@@ -665,6 +673,16 @@ class Agent:
     def _left(self, connection: Connection) -> None:
         """Chat bases forget a client that is gone."""
 
+    async def _run_answered(
+        self, node: Node, ctx: Ambient, connection: Connection, frame: RunAnswer
+    ) -> None:
+        """A client answers a question of a run below this agent."""
+        await answers.from_client(node, ctx, connection, frame)
+
+    def _answered(self, run_id: str, answer: RunAnswer) -> bool:
+        """Chat bases take an answer to a call of a run of theirs; whether it is the first."""
+        return False
+
     def _ended(self, stream_id: str, end: End) -> None:
         """Chat bases keep what a turn has said, in the very step that ends it."""
 
@@ -718,7 +736,7 @@ _HOOKS = {
 _SETTINGS = {
     "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools", "run_caps",
     "supervision", "retry", "resumable", "turn_budget", "durability", "turn_lane", "turn_frames",
-    "send_identity_on_connect",
+    "send_identity_on_connect", "agent_tool_questions",
 }  # fmt: skip
 Agent.__culet_final__ = frozenset(
     name

@@ -15,6 +15,7 @@ import trio
 
 from . import deliveries, runtree
 from .core.budget import Spent
+from .core.clientframes import ToolApproval
 from .core.job import Retry
 from .core.path import check_name
 from .core.run import AgentToolRun, Status
@@ -25,6 +26,7 @@ from .fiberrows import FiberResolution, FiberRun, Statuses
 from .milestones import Milestone, Reports
 from .node import Ambient, Node, ambient, is_stop
 from .plans import Due
+from .questions import Question, parent_answers, result
 from .receipts import CancelReceipt
 from .runtree import RunInspection
 from .schedules import Rhythm, Schedule, Wanted
@@ -38,6 +40,7 @@ A = TypeVar("A", bound="Agent")
 Schedules = list[Schedule]  # in the classes below `list` is a method
 Soon = list[Upcoming]
 Deliveries = list[Delivery]
+Questions = list[Question]
 Inspections = list[RunInspection]
 
 
@@ -256,6 +259,33 @@ class RunsNoun:
         """Try a dead delivery again; False for one that is not dead."""
         self._node.check()
         return deliveries.again(self._node.tree, self._node.slot, delivery_id)
+
+    def questions(self, run_id: str | None = None) -> Questions:
+        """Return what the runs of this agent, and all below them, ask a person or a client.
+
+        Or one of them with all below it. Those of runs that are at work in this life.
+        """
+        return self._node.tree.questions.all(self._node.slot, run_id)
+
+    async def answer(
+        self, run_id: str, call_id: str, output: Any = None, *, error: str | None = None
+    ) -> bool:
+        """Give a call of a run its result, or the error in which it ended.
+
+        The run is one of this agent or of any below. True when this answer was taken: the
+        first one is, also against those that come at the facet's own address. False when
+        there was one, the run has ended, or it has asked for no such call. Raises
+        `NotFound` when there is no such run.
+        """
+        told = result(call_id, output, error)
+        return await parent_answers(self._node, run_id, told)
+
+    async def approve(
+        self, run_id: str, call_id: str, *, approved: bool = True
+    ) -> bool:
+        """Say whether a call of a run may be carried out; the rest is as with `answer`."""
+        told = ToolApproval(tool_call_id=call_id, approved=approved)
+        return await parent_answers(self._node, run_id, told)
 
     async def clear(
         self, status: Status | None = None, older_than: int | None = None

@@ -23,6 +23,7 @@ from .core.attach import Known
 from .core.budget import Budget, Short, Spent
 from .core.path import check_name
 from .core.places import Want
+from .core.questions import Policy, check_policy
 from .core.run import AgentToolRun, Status
 from .detached import Detached, arm, count, stored
 from .endings import Ending, Subject, Watch, json_text
@@ -74,6 +75,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     detached: Detached | None = None
     no_progress_s: float | None = None
     check: Callable[[Any], Any] | None = None
+    questions: Policy | None = None  # None: as the asker's class says
     schema: Any = None  # of what `check` lets pass, for a life that does not have it
     budget: Budget | None = None
 
@@ -188,6 +190,9 @@ class Runs:
             run, known = self.dispatch(node, kind, value, ask)
         finally:
             self.places.freed(node.slot)  # refused, or known already: the next one
+        here = ambient.get()
+        if known and here is not None and here.turn is not None:
+            self.tree.questions.tell(here.turn)  # what is asked below may be another
         if known and run.status == "running":
             ask = self._attached(node, run, ask)
         if ask.detached is not None or run.status != "running":
@@ -218,6 +223,7 @@ class Runs:
         if len(text) > self.tree.kernel.limits.input_bytes:
             msg = f"the input of {kind.name} has {len(text)} bytes"
             raise CapacityError(msg)
+        check_policy(ask.questions or node.agent.agent_tool_questions)
         self._check_shown("display", ask.display)
         if not callable(ask.preview):
             self._check_shown("preview", ask.preview)
@@ -372,11 +378,14 @@ class Runs:
         stream = tree.streams.fresh(
             child, run_id, view, *tree.own_views(child, kind, run_id)
         )
-        payload = {"input": msgspec.Raw(text)}
+        payload: dict[str, Any] = {"input": msgspec.Raw(text)}
         if here is not None and here.identity is not None:
             payload["identity"] = here.identity
         if ask.schema is not None:
             payload["schema"] = ask.schema
+        questions = ask.questions or node.agent.agent_tool_questions
+        if questions != "bubble":
+            payload["questions"] = questions
         lane = kind.cls.turn_lane or f"turn:{run_id}"
         take: int | None = None
         try:

@@ -46,6 +46,7 @@ log = logging.getLogger("culet.kernel")
 _encode = msgspec.json.Encoder().encode
 # their texts hold file names, queries, and what other agents raised
 _PRIVATE: Final = (StorageError, FacetBroken, InternalError)
+_ANSWERS: Final = (client.ToolResult, client.ToolApproval)
 Work = tuple[Node, Ambient, Callable[..., Any], Any]
 
 
@@ -305,6 +306,8 @@ class Connection:
                 self._work(node, _answer, frame)
             elif isinstance(frame, client.State):
                 client_state(node, self, frame)
+            elif isinstance(frame, _ANSWERS) and frame.run_id is not None:
+                self._work(node, node.agent._run_answered, frame)
             elif isinstance(frame, client.Ignored):
                 log.info("ignored %s: %s", frame.type, frame.why)
             else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import msgspec
 
 from .core.budget import Budget, checked
+from .core.questions import Policy, check_policy
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,10 +29,12 @@ class AgentTool:
         output_type: Any,
         display: dict[str, Any] | None,
         budget: Budget | None = None,
+        questions: Policy | None = None,
     ) -> None:
         self.cls, self.description = cls, description
         self.input_type, self.output_type = input_type, output_type
         self.display, self.budget = display, checked(budget)
+        self.questions = None if questions is None else check_policy(questions)
         self.parameters = _schema(input_type)
 
     def check_input(self, value: Any) -> Any:
@@ -86,12 +89,14 @@ def agent_tool(
     display_name: str | None = None,
     icon: str | None = None,
     budget: Budget | None = None,
+    questions: Policy | None = None,
 ) -> AgentTool:
     """Offer an agent class as a tool.
 
     `input_type` is a `msgspec.Struct`, dataclass or TypedDict; the model's input is
     validated by it. An `output_type` validates the output before the run is settled.
     Each run gets the `budget`, or is refused.
+    `questions`: see `Agent.run_agent_tool`.
     """
     if isinstance(input_type, dict):
         msg = "a JSON Schema mapping needs the extra `schema`; give a type instead"
@@ -100,4 +105,6 @@ def agent_tool(
         output_schema(output_type)
     display = {"name": display_name, "icon": icon}
     shown = {k: v for k, v in display.items() if v is not None}
-    return AgentTool(cls, description, input_type, output_type, shown or None, budget)
+    return AgentTool(
+        cls, description, input_type, output_type, shown or None, budget, questions
+    )

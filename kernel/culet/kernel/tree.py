@@ -37,6 +37,7 @@ from .jobs import Jobs, Kind, Taken
 from .milestones import Milestones
 from .node import Node, State, ambient, check_cycle, own, starting, starts_under
 from .patience import Patience
+from .questions import Questions
 from .quotas import Quotas
 from .runs import Runs
 from .schedules import Schedules
@@ -127,6 +128,7 @@ class Tree:
         self.runs = Runs(self)
         self.budgets = Budgets(self)
         self.milestones = Milestones(self)
+        self.questions = Questions(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)
         self.effects = Effects(self)

@@ -34,6 +34,7 @@ from .jobs import StartFailed, Taken
 from .milestones import MILESTONE, PROGRESS, Progress, check_size
 from .node import Ambient, Node, State, Work, is_stop
 from .pump import follow
+from .questions import says_waiting
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -167,6 +168,7 @@ class Turn:
         self._earlier: list[dict[str, Any]] | None = None
         self._reached: list[str] | None = None
         self.said_at: int | None = None if attempt == 1 else node.tree.now()
+        self._says_waiting: bool | None = None
         self.gave_up: Cause | None = None  # why the kernel has asked its child to end
 
     @property
@@ -188,6 +190,17 @@ class Turn:
             bodies = self._stream.bodies()
             self._earlier = [msgspec.json.decode(body) for body in bodies]
         return self._earlier
+
+    @property
+    def says_waiting(self) -> bool:
+        """Whether its last report but progress of its own is that somebody is asked."""
+        if self._says_waiting is None:
+            self._says_waiting = says_waiting(self.chunks())
+        return self._says_waiting
+
+    @says_waiting.setter
+    def says_waiting(self, value: bool) -> None:
+        self._says_waiting = value
 
     @property
     def text(self) -> str:

@@ -210,6 +210,25 @@ async def _descend(
     return Visit(tree, node.slot, request)
 
 
+async def pass_gates(
+    tree: Tree, node: Node, below: PathBelow, request: Request
+) -> None:
+    """Ask every gate from a node down to one that is there; raises `Refused`.
+
+    Nothing is made: `NotFound` where a step is not there (any more).
+    """
+    for number, hop in enumerate(below.hops, 1):
+        request = request.at(below.tail(number - 1))
+        gate = _within(node, node.agent.on_before_sub_agent, request)
+        child = ChildRef(hop.class_name, hop.name)
+        answer = await _gate(tree.kernel, node, gate, request, child)
+        if isinstance(answer, Response):
+            msg = "a gate has refused that"
+            raise Refused(msg, status=answer.status)
+        request = answer
+        node = await _step(tree, node, hop, create=False)
+
+
 async def _forwarded(
     tree: Tree, node: Node, request: Request, forwards: int
 ) -> Visit | Response:

@@ -295,12 +295,16 @@ class RemoteAgent:
 
     @property
     def waiting_calls(self) -> list[Json]:
-        """The tool calls of the last message that wait: message parts.
+        """The tool calls that wait: parts of the last message, then those of runs.
 
         One that is `input-available` wants a result, one that is `approval-requested` a
-        yes or no. While a turn streams, the server may be about to run it itself.
+        yes or no. While a turn streams, the server may be about to run it itself; one that
+        has become a run does not wait. A call of a run, however far below, has its
+        `runId`: answer it with that.
         """
-        return waiting_calls(self.messages)
+        runs = self.runs.runs_by_tool_call_id
+        own = [c for c in waiting_calls(self.messages) if c["toolCallId"] not in runs]
+        return own + self._mirror.questions.calls()
 
     async def answer_call(
         self,
@@ -309,20 +313,52 @@ class RemoteAgent:
         *,
         error: str | None = None,
         go_on: bool = True,
-    ) -> None:
+        run_id: str | None = None,
+    ) -> bool | None:
         """Give a tool call its result, or the error that it ended in.
 
         The first answer of any client stands, a later one changes nothing. The turn goes
-        on when no call of the message waits any more, unless `go_on` is False.
+        on when no call of the message waits any more, unless `go_on` is False. With the
+        `run_id` of a run below it is a call of that one: then it returns whether this
+        answer was the first. Raises `Refused` when a gate, or the server, will not have
+        it, and `ConnectionLost` when nobody knows; else it is sent, and returns None.
         """
-        frame = result_frame(tool_call_id, output, error, go_on=go_on)
-        await self.send(frame)
+        frame = result_frame(tool_call_id, output, error, go_on=go_on, run_id=run_id)
+        return await self._answer(frame, run_id, tool_call_id)
 
     async def approve_call(
-        self, tool_call_id: str, approved: bool = True, *, go_on: bool = True
-    ) -> None:
-        """Say whether a tool call may run; the first word of any client stands."""
-        await self.send(approval_frame(tool_call_id, approved=approved, go_on=go_on))
+        self,
+        tool_call_id: str,
+        approved: bool = True,
+        *,
+        go_on: bool = True,
+        run_id: str | None = None,
+    ) -> bool | None:
+        """Say whether a tool call may run; the first word of any client stands.
+
+        `run_id` is as with `answer_call`.
+        """
+        frame = approval_frame(
+            tool_call_id, approved=approved, go_on=go_on, run_id=run_id
+        )
+        return await self._answer(frame, run_id, tool_call_id)
+
+    async def _answer(
+        self, frame: Json, run_id: str | None, call_id: str
+    ) -> bool | None:
+        if run_id is None:
+            await self.send(frame)
+            return None
+        text, questions = encoded(frame), self._mirror.questions
+        await self._line.space()
+        pending = questions.expect(run_id, call_id, self._line.post(text))
+        try:
+            return await pending.wait()
+        except trio.Cancelled:
+            self._line.retract(pending.item)
+            raise
+        finally:
+            questions.forget(run_id, call_id, pending)
 
     async def stop(self, request_id: str | None = None) -> None:
         """Stop a turn; without an id all that are under way."""

@@ -29,18 +29,31 @@ def waiting_calls(messages: list[Json]) -> list[Json]:
     return [p for p in last if "toolCallId" in p and p.get("state") in _ASKING]
 
 
-def result_frame(call_id: str, output: Any, error: str | None, *, go_on: bool) -> Json:
+def result_frame(
+    call_id: str,
+    output: Any,
+    error: str | None,
+    *,
+    go_on: bool,
+    run_id: str | None = None,
+) -> Json:
     """Return the frame that gives a tool call its result, or the error it ended in."""
     told = {"output": output} if error is None else {"errorText": error}
     state = "output-available" if error is None else "output-error"
     frame = {"type": "cf_agent_tool_result", "toolCallId": call_id, "toolName": ""}
-    return {**frame, "state": state, **told, "autoContinue": go_on}
+    return {**frame, "state": state, **told, "autoContinue": go_on, **_of_run(run_id)}
 
 
-def approval_frame(call_id: str, *, approved: bool, go_on: bool) -> Json:
+def approval_frame(
+    call_id: str, *, approved: bool, go_on: bool, run_id: str | None = None
+) -> Json:
     """Return the frame that says whether a tool call may run."""
     frame = {"type": "cf_agent_tool_approval", "toolCallId": call_id}
-    return {**frame, "approved": approved, "autoContinue": go_on}
+    return {**frame, "approved": approved, "autoContinue": go_on, **_of_run(run_id)}
+
+
+def _of_run(run_id: str | None) -> Json:
+    return {} if run_id is None else {"runId": run_id}
 
 
 @final

@@ -22,6 +22,7 @@ from .client_calls import Calls, decoded
 from .client_chat import Chat
 from .client_events import Hub
 from .client_line import Line
+from .client_questions import RunQuestions
 from .client_socket import Ending
 from .client_transcript import as_message
 
@@ -42,6 +43,7 @@ class Mirror:
         self.state: Any = None
         self.state_error: str | None = None
         self.runs = AgentToolEvents.empty()
+        self.questions = RunQuestions()
         self.hub = Hub(limits.client_events)
         self.welcome, self.gone = trio.Event(), trio.Event()
         self.changed = trio.Event()
@@ -88,6 +90,7 @@ class Mirror:
     def lost(self, ending: Ending, retry_in_s: float) -> None:
         """The socket is gone, another one comes."""
         self.calls.lost(ending)
+        self.questions.lost()
         self.tell(
             told.Disconnected(
                 code=ending.code, reason=ending.reason, retry_in_s=retry_in_s
@@ -98,6 +101,7 @@ class Mirror:
         """There will be no other socket."""
         last = error or UsageError("the connection was left")
         self.calls.over(last)
+        self.questions.lost(last)
         self.chat.over(last)
         self.hub.end(error)
         self.welcome.set()
@@ -177,6 +181,7 @@ class Mirror:
         if runs is self.runs:
             return
         before, self.runs = self.runs, runs
+        self.questions.taken(frame, runs)
         if self.hub.heard:
             self._tell_run(frame, before, runs)
         self.touch()
@@ -200,6 +205,9 @@ class Mirror:
                 replay=frame.get("replay") is True,
             )
         )
+
+    def _on_run_answer(self, frame: Json) -> None:
+        self.questions.answered(frame)
 
     def _on_response(self, frame: Json) -> None:
         changed = self.chat.response(frame)
@@ -256,6 +264,7 @@ _HANDLERS: Final[dict[str, Callable[[Mirror, Json], None]]] = {
     "cf_agent_mcp_servers": Mirror._on_other,
     "rpc": Mirror._on_rpc,
     "agent-tool-event": Mirror._on_run,
+    "cf_agent_run_answer": Mirror._on_run_answer,
     "cf_agent_use_chat_response": Mirror._on_response,
     "cf_agent_chat_messages": Mirror._on_messages,
     "cf_agent_message_updated": Mirror._on_message,

@@ -84,6 +84,7 @@ class ToolResult(
     error_text: str | None = None
     auto_continue: bool = False
     client_tools: list[dict[str, Any]] | None = None
+    run_id: str | None = None  # of a run below the agent; None: a call of its own
 
 
 class ToolApproval(
@@ -94,6 +95,7 @@ class ToolApproval(
     tool_call_id: str
     approved: bool
     auto_continue: bool = False
+    run_id: str | None = None  # of a run below the agent; None: a call of its own
 
 
 class Ignored(msgspec.Struct, frozen=True):

@@ -317,6 +317,14 @@ def chat_messages(messages_json: Iterable[str], *, connect: bool = False) -> str
     return f'{{"type":"cf_agent_chat_messages","messages":[{messages}]{mark}}}'
 
 
+def run_answer(run_id: str, call_id: str, *, taken: bool, error: str | None) -> str:
+    """Return what became of an answer to a run below: to the client that gave it."""
+    told: dict[str, Any] = {"runId": run_id, "toolCallId": call_id, "accepted": taken}
+    if error is not None:
+        told["error"] = error
+    return _frame("cf_agent_run_answer", told)
+
+
 def message_updated(message_json: str) -> str:
     """Return one message that changed in place."""
     return f'{{"type":"cf_agent_message_updated","message":{message_json}}}'

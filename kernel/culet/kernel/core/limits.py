@@ -95,6 +95,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     summary_bytes: int = 256 << 10
     progress_s: float = 0.2  # at most one stored progress frame in this time
     progress_bytes: int = 16 << 10  # one report, as JSON
+    questions_shown: int = (
+        16  # calls of a run and of all below it that one report names
+    )
+    questions_bytes: int = 12 << 10  # of their inputs in one report, as JSON
     milestones: int = 1_000  # that one run reports
     runs_per_tree: int = 10_000  # that go on at once, over all agents of a tree
     many_retained: int = 1_000  # runs of one agent: then there is a warning
