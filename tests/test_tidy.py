@@ -14,7 +14,7 @@ PACKAGES = ("kernel", "storage", "adapters", "web")
 SOURCES = sorted(p for d in PACKAGES for p in (ROOT / d / "culet").rglob("*.py"))
 CORE_ONLY = {
     "__future__", "base64", "bisect", "collections", "dataclasses", "datetime", "enum",
-    "functools", "itertools", "math", "re", "typing", "typing_extensions", "urllib",
+    "functools", "heapq", "itertools", "math", "re", "typing", "typing_extensions", "urllib",
     "zoneinfo", "msgspec", "json", "hashlib", "copy", "operator",
 }  # fmt: skip
 # layer -> what it must never import (prefixes of absolute module names)

@@ -70,6 +70,9 @@ class Root(Agent):
             for _ in range(runs):
                 nursery.start_soon(one)
 
+    async def feed_all(self) -> int:
+        return len([entry async for entry in self.runs.feed()])
+
     async def fibers_some(self, n: int) -> None:
         async def body() -> None:
             self.stash({"i": 1})
@@ -146,6 +149,16 @@ async def runs_64x100(root: Any, r: int) -> float:
     started = clock()
     await root.run_some(64, 100)
     return 6400 / (clock() - started)
+
+
+async def feed(root: Any, r: int) -> float:
+    """Read what 64 runs have said, 100 chunks each; the first call lets them say it."""
+    if r < 0:
+        await root.run_some(64, 100)
+    started = clock()
+    count = await root.feed_all()
+    assert count == 64 * 102, count
+    return count / (clock() - started)
 
 
 async def fibers(root: Any, r: int) -> float:
@@ -257,6 +270,7 @@ BENCHES: dict[str, tuple[str, Bench]] = {
     "run_one_chunk": ("ms", run_one_chunk),
     "run_1000_chunks": ("ms", run_1000_chunks),
     "runs_64x100_chunks": ("chunk/s", runs_64x100),
+    "feed_64x100_chunks": ("entry/s", feed),
     "fibers_one_stash": ("fiber/s", fibers),
     "schedule_inserts": ("insert/s", schedules),
     "schedules_many": ("insert/s", schedules_many),

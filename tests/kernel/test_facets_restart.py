@@ -153,6 +153,8 @@ class Busy(Kid):
             await self.run_agent_tool(
                 ScriptedChild, script, detached=True, budget=Budget(tokens=9)
             )
+        await self.run_agent_tool(ScriptedChild, [["say", "x"]])
+        await self.runs.clear(status="completed")
 
 
 def opened(**options: Any) -> Any:

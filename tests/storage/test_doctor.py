@@ -29,7 +29,7 @@ pytestmark = pytest.mark.unsound("it is damaged so that the doctor sees it")
 
 RUN = (
     "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, status, "
-    "started_at) VALUES ('root0', ?, 'kid', 'C', 0, '', 'running', 1)"
+    "started_at, place) VALUES ('root0', ?, 'kid', 'C', 0, '', 'running', 1, 1)"
 )
 FIBER = (
     "INSERT INTO main.fiber (owner, id, kind, name, status, started_at) "
@@ -70,8 +70,8 @@ def healthy(tree: TreeStore) -> None:
 MORE_ROOTS = NODE.replace("?, ?, 'Supervisor', ?", "'other', NULL, 'Supervisor', 'b'")
 ENDED = (
     "INSERT INTO main.run (owner, id, child, class, display_order, input_digest, status, "
-    "started_at, completed_at, n) "
-    "VALUES ('root0', 'old', 'kid', 'C', 0, '', 'completed', 1, 2, {n})"
+    "started_at, completed_at, n, place, end_place) "
+    "VALUES ('root0', 'old', 'kid', 'C', 0, '', 'completed', 1, 2, {n}, 2, 5)"
 )
 EFFECT = (
     "INSERT INTO main.effect (owner, kind, name, key, digest, policy, attempt, status, result, "
@@ -79,6 +79,7 @@ EFFECT = (
     "'ask', 1, 'completed', '7', 1, 2)"
 )
 ACCOUNT = "INSERT INTO main.account (slot, what, state, tokens_held) VALUES ({})"
+GONE = "INSERT INTO main.gone (place, owner, frame, kind, path) VALUES ({}, 'deleted', 'p')"
 FAULTS = [
     ("running run", "DELETE FROM main.job WHERE what = 'run1'"),
     ("running fiber", "DELETE FROM main.job WHERE what = 'fiber1'"),
@@ -104,12 +105,23 @@ FAULTS = [
     ("holds 5 tokens, those below", ACCOUNT.format("'kid', 'run1', 'open', 5")),
     ("trigger account_of_run", "DROP TRIGGER main.account_of_run"),
     (f"newer than {len(schema.TREE)}", "PRAGMA main.user_version = 9"),
+    ("has no place", "UPDATE main.run SET place = NULL WHERE id = 'run1'"),
+    ("its end lies at 9", "UPDATE main.run SET end_place = 9 WHERE id = 'run1'"),
+    ("given to 2 frames", "UPDATE main.run SET place = 5 WHERE id = 'run1'"),
+    ("gone at place 7 is without", GONE.format("7, 'below', '{}'")),
+    ("gone at place 7 is no JSON", GONE.format("7, 'root0', '{'")),
     ("due at -5", "UPDATE main.job SET due_at = -5 WHERE what = 'tick'"),
 ]  # fmt: skip
-ENTRY = "INSERT INTO main.culet_entry VALUES ({})"
+ENTRY = "INSERT INTO main.culet_entry (stream, i, attempt, body) VALUES ({})"
+PLACED = ENTRY.replace("body", "body, place")
 AGENT_FAULTS = [
     ("gap", ENTRY.format("'old', 3, 1, '{}'")),
     ("earlier attempt", ENTRY.format("'old', 2, 0, '{}'")),
+    (
+        "lies at 3, before the one",
+        PLACED.format("'o', 0, 1, '{}', 4), ('o', 1, 1, '{}', 3"),
+    ),
+    ("lie at 7 to 7, the run itself at 2 to 5", PLACED.format("'old', 2, 1, '{}', 7")),
     ("no JSON", ENTRY.format("'old', 2, 1, '{'")),
     ("value a is no JSON", "UPDATE main.culet_value SET value = 'a' WHERE key = 'a'"),
     ("trigger culet_entry_keeps", "DROP TRIGGER main.culet_entry_keeps"),

@@ -36,6 +36,8 @@ from .detached import Detached as Detached
 from .effectrows import Effect as Effect
 from .effects import EffectContext as EffectContext
 from .effects import current_effect as current_effect
+from .feed import Feed as Feed
+from .feedreader import FeedEntry as FeedEntry
 from .fiberrows import FiberProgress as FiberProgress
 from .fiberrows import FiberRecovery as FiberRecovery
 from .fiberrows import FiberResolution as FiberResolution

@@ -39,7 +39,8 @@ BELOW: Final = (
 )
 _END_RUN: Final = (
     "UPDATE run SET status = ?, reason = ?, error = ?, output = ?, summary = ?,"
-    " usage = ?, n = ?, completed_at = max(started_at, ?) WHERE owner = ? AND id = ?"
+    " usage = ?, n = ?, completed_at = max(started_at, ?), end_place = ?"
+    " WHERE owner = ? AND id = ?"
     " AND status = 'running'"
 )
 _END_FIBER: Final = (
@@ -262,6 +263,7 @@ class Endings:
         standing = self.status(subject)
         if standing != "running":
             return Cancelled(standing)
+        self.tree.order.say_own()
         ending = ending or Ending.by("cancelled", reason=reason)
         inner = self._below(subject.slot) if subject.kind == "run" else []
         inner += self.ends_with(subject)
@@ -311,6 +313,7 @@ class Endings:
             for job_id, *_about in jobs:
                 self.tree.jobs.drop("id = ?", (job_id,))
             self.tree.budgets.forget_below(slot)
+            self.tree.order.deleted(slot)
             for table in ("run", "fiber", "effect"):
                 self.db.execute(BELOW + f"DELETE FROM {table} WHERE {inside}", (slot,))
             self.db.execute(
@@ -411,7 +414,7 @@ class Endings:
                 (
                     ending.status, _storable(ending.reason), _storable(ending.error),
                     ending.output, _storable(ending.summary), ending.usage, n, now,
-                    subject.owner, subject.id,
+                    self.tree.order.take(), subject.owner, subject.id,
                 ),
             )  # fmt: skip
         elif step.forget and hook:

@@ -35,6 +35,7 @@ from .errors import (
     UsageError,
 )
 from .events import Failure
+from .feed import Feed, of_root
 from .fiberrows import FiberRun, Statuses
 from .node import Node, is_stop
 from .pace import Pace
@@ -125,6 +126,7 @@ class Kernel:
             for tree in self.trees.values():
                 if not tree.closed:
                     tree.barrier.fence(StorageError("the kernel has ended"))
+                tree.order.close()
 
     async def paced(self) -> None:
         """Wait until this pass of the loop has time for something long."""
@@ -595,6 +597,25 @@ class Kernel:
             tree.root_slot, status=status, limit=limit, after=after, below=True
         )
         return [tree.fibers.now(f) for f in found]
+
+    def feed(
+        self,
+        class_name: str,
+        name: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        below: bool = True,
+        follow: bool = False,
+    ) -> Feed:
+        """Return the feed of a root, as `runs.feed` is for its own code.
+
+        A root that sleeps is opened, none of its agents is started; while one follows it,
+        it stays open. Goes on over restarts of the tree and ends when the kernel closes.
+        Raises on the way `NotFound`, `UsageError` for a cursor of another tree.
+        """
+        key = TreeKey(class_name, name)
+        return of_root(self, key, after, limit=limit, below=below, follow=follow)
 
     def metrics(self) -> dict[str, int]:
         """Return counts over all open trees."""

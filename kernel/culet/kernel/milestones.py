@@ -137,6 +137,7 @@ class Milestones:
             first = name not in turn.reached
             declared = self._owe(parent.slot, run_id, progress, first=first)
             turn.reached.append(name)
+            self.tree.order.say(node, run_id)  # before what is said to it
             self._ring(parent.slot, run_id)
         if declared or not parent.kind.hears_progress or parent.state is not State.LIVE:
             return

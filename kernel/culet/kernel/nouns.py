@@ -22,6 +22,7 @@ from .core.run import AgentToolRun, Status
 from .core.upcoming import Upcoming
 from .deliveries import Delivery
 from .errors import FacetAborted, UsageError
+from .feed import Feed, cursor_now, of_agent
 from .fiberrows import FiberResolution, FiberRun, Statuses
 from .milestones import Milestone, Reports
 from .node import Ambient, Node, ambient, is_stop
@@ -286,6 +287,29 @@ class RunsNoun:
         """Say whether a call of a run may be carried out; the rest is as with `answer`."""
         told = ToolApproval(tool_call_id=call_id, approved=approved)
         return await parent_answers(self._node, run_id, told)
+
+    def feed(
+        self,
+        after: str | None = None,
+        *,
+        limit: int | None = None,
+        below: bool = True,
+        follow: bool = False,
+    ) -> Feed:
+        """Return all frames of all runs of this agent and all below it, in one order.
+
+        An async iterator of `FeedEntry`. `after` is the cursor of an entry: it goes on
+        behind that one, in any later life. It ends with what was committed when it was
+        first asked, or after `limit` entries; with `follow` it waits for more. `below`
+        False: runs of this agent alone. Raises `UsageError` for a cursor that is not of
+        this tree.
+        """
+        return of_agent(self._node, after, limit=limit, below=below, follow=follow)
+
+    async def feed_end(self) -> str:
+        """Return the cursor behind all that was committed so far: to follow from now on."""
+        self._node.check()
+        return await cursor_now(self._node.tree)
 
     async def clear(
         self, status: Status | None = None, older_than: int | None = None

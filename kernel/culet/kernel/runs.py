@@ -58,8 +58,8 @@ _COLUMNS: Final = (
 _JSON: Final = (5, 6, 7, 11, 15)
 _INSERT: Final = (
     "INSERT INTO run (owner, id, child, class, asker, tool_call_id, display_order,"
-    " display, preview, input_digest, detached, status, started_at)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,'running',?)"
+    " display, preview, input_digest, detached, status, started_at, place)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,'running',?,?)"
 )
 
 
@@ -364,6 +364,7 @@ class Runs:
     ) -> AgentToolRun:
         tree, now = self.tree, self.tree.now()
         here = ambient.get()
+        tree.order.say_own()
         stillborn = ask.cancel is not None and ask.cancel.cancelled
         run = AgentToolRun(
             run_id=run_id, agent_type=kind.name, parent_tool_call_id=ask.tool_call_id,
@@ -400,6 +401,7 @@ class Runs:
                         ask.tool_call_id, ask.order, json_text(ask.display),
                         json_text(preview), digest,
                         None if ask.detached is None else json_text(ask.detached), now,
+                        tree.order.take(),
                     ),
                 )  # fmt: skip
                 if not stillborn:
@@ -662,6 +664,7 @@ class Runs:
             hook = self.db.execute(sql, mine) and node.kind.hears_finish
             self.tree.jobs.drop(owed, mine)
             self.tree.budgets.forget(self._row(*mine) or "", run_id)
+            self.tree.order.cleared(node.slot, run)
             self.db.execute("DELETE FROM run WHERE owner = ? AND id = ?", mine)
             if hook:
                 self.tree.jobs.add(

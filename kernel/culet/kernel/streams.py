@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from .sockets import Connection
     from .tree import Tree
 
-_INSERT = "INSERT INTO main.culet_entry (stream, i, attempt, body) VALUES (?, ?, ?, ?)"
+_INSERT = (
+    "INSERT INTO main.culet_entry (stream, i, attempt, body, place)"
+    " VALUES (?, ?, ?, ?, ?)"
+)
 _PAGE = (
     "SELECT i, body FROM main.culet_entry"
     " WHERE stream = ? AND i >= ? AND i < ? ORDER BY i LIMIT ?"
@@ -262,14 +265,15 @@ class Stream:
         batch, self.staged, self.staged_bytes = self.staged, [], 0
         if not batch or self.end is not None:
             return
-        first = self.committed
+        first, attempt = self.committed, self.attempt
+        place = self.tree.order.batch(self.slot, self.id)
         node = self.tree.nodes.get(self.slot)
         try:
             if node is not None:
                 end_stale(node)
             self.db.executemany(
                 _INSERT,
-                [(self.id, first + k, self.attempt, b) for k, b in enumerate(batch)],
+                [(self.id, i, attempt, b, place) for i, b in enumerate(batch, first)],
             )
         except StorageError as error:  # the quota of this agent's file, or its disk
             self.failed = error

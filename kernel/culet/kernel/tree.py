@@ -36,6 +36,7 @@ from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
 from .milestones import Milestones
 from .node import Node, State, ambient, check_cycle, own, starting, starts_under
+from .order import Order
 from .patience import Patience
 from .questions import Questions
 from .quotas import Quotas
@@ -122,6 +123,7 @@ class Tree:
         )  # fmt: skip
         self.epoch = self._new_epoch()
         self.root_slot = self._root_row()
+        self.order = Order(self)
         self.jobs = Jobs(self, self.epoch)
         self.streams = Streams(self)
         self.endings = Endings(self)
@@ -681,6 +683,7 @@ class Tree:
             except StorageError as error:
                 log.error("last barrier of %r failed: %s", self, error)
         self.closed = True
+        self.order.close()
         self.sockets.cut_all(1012 if final else 1011, "restart")
         assert self.nursery is not None
         return list(self.remnants)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from . import doctor_log as log
+from . import doctor_places as places
 from . import doctor_rules as rules
 
 _DROPPED: Final = ".dropped"  # a tree that is being removed
@@ -176,6 +177,7 @@ class _Tree:
         self.live: dict[str, log.FileImage] = {}
         self.lsn = 0
         self.stored: dict[str, dict[str, int]] = {}
+        self.spans: dict[str, places.Spans] = {}
         self.unread: set[str] = set()  # files that could not be asked
         self.problems: list[str] = []
         self.notes: list[str] = []
@@ -235,6 +237,7 @@ class _Tree:
         def ask(connection: sqlite3.Connection) -> None:
             self._tell(name, rules.check_file(connection, tree=False))
             self.stored[name.removesuffix(".db")] = rules.lengths(connection)
+            self.spans[name.removesuffix(".db")] = places.spans(connection)
 
         self._ask(name, ask)
 
@@ -254,6 +257,7 @@ class _Tree:
         self._tell(log.TREE_DB, rules.check_file(connection, tree=True))
         unknown = {n.removesuffix(".db") for n in self.unread}
         self.problems += rules.check_ends(connection, self.stored, unknown)
+        self.problems += places.check_spans(connection, self.spans)
         self._look_at_due(connection.execute(_DUE).fetchone()[0])
 
     def _look_at_due(self, due: int | None) -> None:

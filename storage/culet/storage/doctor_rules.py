@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from . import doctor_places as places
 from . import schema
 from .doctor_accounts import ACCOUNT_RULES
 
@@ -255,7 +256,7 @@ def check_file(connection: sqlite3.Connection, *, tree: bool) -> list[str]:
     ]
     for sentence, sql in rules:
         problems += [sentence.format(*row) for row in connection.execute(sql)]
-    return problems
+    return problems + places.check(connection, tree=tree)
 
 
 def lengths(connection: sqlite3.Connection) -> dict[str, int]:

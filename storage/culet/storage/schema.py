@@ -20,6 +20,32 @@ _LINES: Final = "\n".join(
     for of in ("tokens", "cost", "calls")
 )
 
+_PLACES: Final = """
+-- Where the frames of runs lie in the one order of the tree; see decision 0013.
+ALTER TABLE run ADD COLUMN place INTEGER;     -- of the start
+ALTER TABLE run ADD COLUMN end_place INTEGER; -- set with the end
+DROP TRIGGER run_absorbs;
+UPDATE run SET place = born;
+UPDATE run SET end_place = (SELECT max(born) FROM run) + ended.rank FROM (
+    SELECT born AS run, row_number() OVER (ORDER BY completed_at, born DESC) AS rank
+    FROM run WHERE status <> 'running') AS ended
+  WHERE run.born = ended.run;
+CREATE TRIGGER run_absorbs BEFORE UPDATE ON run WHEN OLD.status <> 'running'
+BEGIN SELECT RAISE(ABORT, 'a terminal status is for good'); END;
+CREATE INDEX run_place ON run (place);
+CREATE INDEX run_end ON run (end_place);
+CREATE TABLE gone (
+  place INTEGER PRIMARY KEY,
+  owner TEXT NOT NULL,                     -- slot of who had it, and is still there
+  kind TEXT NOT NULL CHECK (kind IN ('cleared', 'deleted', 'trimmed')),
+  path TEXT NOT NULL,
+  run_id TEXT,
+  parent_run_id TEXT,
+  frame TEXT NOT NULL                      -- JSON
+) STRICT;
+CREATE INDEX gone_owner ON gone (owner);
+"""
+
 TREE: Final[tuple[str, ...]] = (
     f"""
 CREATE TABLE meta (
@@ -196,6 +222,7 @@ BEGIN
   DELETE FROM account WHERE slot = OLD.owner AND what = OLD.id;
 END;
 """,
+    _PLACES,
 )
 
 AGENT: Final[tuple[str, ...]] = (
@@ -220,5 +247,9 @@ CREATE TABLE culet_message (
   id TEXT NOT NULL UNIQUE,
   body TEXT NOT NULL                       -- JSON of one UI message
 ) STRICT;
+""",
+    """
+-- where the batch of an entry lies in the order of the tree; NULL: at its run's start
+ALTER TABLE culet_entry ADD COLUMN place INTEGER;
 """,
 )

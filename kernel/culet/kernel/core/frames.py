@@ -168,6 +168,17 @@ def forgotten(run_ids: Sequence[str]) -> str:
     return f'{_head(None)}0,"event":{_encoder.encode(event).decode()}}}'
 
 
+def deleted(path: str, run_id: str | None) -> str:
+    """Return, for the feed alone, that an agent is gone with all below it."""
+    which = {} if run_id is None else {"runId": run_id}
+    return _frame(
+        "agent-feed-event", {"event": {"kind": "deleted", "path": path, **which}}
+    )
+
+
+TRIMMED: Final = '{"type":"agent-feed-event","event":{"kind":"trimmed"}}'
+
+
 def _error(run: RunFacts) -> str:
     return run.error or default_error(run.status, run.reason)
 

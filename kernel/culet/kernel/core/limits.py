@@ -108,6 +108,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     events_beat_s: float = 15  # of silence: then a reader of events is told that it goes on
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
     pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
+    feed_page: int = 512  # entries that a reader of a feed holds at once
+    feed_bytes: int = 256 << 10  # of their bodies; one entry may have more
+    feed_recent: int = 4_096  # batches whose streams are known without a look
+    feed_gone: int = 10_000  # runs and agents of one tree that are told to be gone
+    feed_readers: int = 256  # that wait for more of one tree
     wake_slice: int = 64  # waiters or outboxes served before a checkpoint
     hooks_at_once: int = 1_024  # of one agent
     notify_s: float = 30.0
