@@ -28,10 +28,14 @@ from culet.kernel import (
     AgentToolRun,
     Chunk,
     Detached,
+    Done,
+    NotDone,
     Schedule,
     Turn,
     agent_tool,
+    current_effect,
 )
+from culet.kernel.core.chunks import text_of
 from machines.world import CLASSES, Actor, Model, Root, Worker
 
 
@@ -174,6 +178,61 @@ class Boss(Noting, Root):
     async def shown(self) -> list[tuple[str, str]]:
         return [(r.run_id, r.status) for r in self.runs.list()]
 
+    async def pay(self, how: str) -> str:
+        """Pay outside, with writes and a record in the middle of it."""
+        check = self._was_paid if how == "check" else None
+        found: str = await self.effects.call(
+            "pay", self._pay, how, key=how, on_uncertain=how, check=check  # type: ignore[arg-type]
+        )  # fmt: skip
+        return found
+
+    async def _pay(self, how: str) -> str:
+        token, paid = outside()
+        again = self.model.fired[paid] > 0
+        self.model.need(how == "repeat" or not again, f"{how} paid twice: {token}")
+        self.model.fired[paid] += 1
+        kinds = [p for p in self.model.fired if p.startswith("paid")]
+        self.model.need(len(kinds) <= len(PAID), f"too many tokens: {kinds}")
+        self.sql("insert or ignore into note values (?, 'paying')", f"paying {how}")
+        await self.durable()
+        self.sql("insert or ignore into note values (?, 'paid')", f"paid {how}")
+        return f"paid {how}"
+
+    async def _was_paid(self, how: str) -> Any:
+        _token, paid = outside()
+        if not self.model.fired[paid]:
+            return NotDone()
+        await self.note(f"paid {how}", "as the check found")
+        return Done(f"paid {how}")
+
+    async def decide(self) -> None:
+        """See that every payment is in the ledger; decide what nobody knows."""
+        found = {f"paid {e.token}": e for e in self.effects.list()}
+        paid = {p for p in self.model.fired if p.startswith("paid")}
+        self.model.need(paid <= found.keys(), f"lost intents: {paid - found.keys()}")
+        listed = {e.id for e in self.effects.list(uncertain=True)}
+        for key, effect in found.items():
+            over = effect.status == "completed"
+            self.model.need(over or effect.id in listed, f"not listed: {effect}")
+            wrote = f"paid {effect.key}" in await self.notes()
+            self.model.need(over == wrote, f"{effect} without what it wrote")
+            if effect.policy == "ask" and not over:
+                if self.model.fired[key]:
+                    self.effects.resolve(effect.id, result=f"paid {effect.key}")
+                    await self.note(f"paid {effect.key}", "by hand")
+                else:
+                    self.effects.resolve(effect.id, repeat=True)
+
+
+PAID = ("ask", "repeat", "check")
+
+
+def outside() -> tuple[str, str]:
+    """Return the token of the effect that is done, and its name in the model's count."""
+    here = current_effect()
+    assert here is not None
+    return here.token, f"paid {here.token}"
+
 
 class Scribe(Think):
     """A child that says its input back."""
@@ -191,6 +250,9 @@ class Thinker(Think):
     model: ClassVar[Model]
 
     def get_model(self) -> Any:
+        if text_of(self.messages[0]["parts"]) == "Pay.":
+            pay = ToolCall(id="p1", name="pay", input={"n": 5})
+            return ScriptedModel([["Paying. ", pay], ["It is ", "paid."]])
         return ScriptedModel(
             [
                 ["Asking. ", ToolCall(id="c1", name="scribe", input={"text": "seven"})],
@@ -203,7 +265,41 @@ class Thinker(Think):
         return {
             "scribe": agent_tool(Scribe, description="writes"),
             "add": tool(self.add, on_uncertain="repeat"),
+            "pay": tool(self.pay),
         }
+
+    async def pay(self, ctx: ToolContext, n: int) -> str:
+        token, paid = outside()
+        self.model.need(token == ctx.idempotency_key, f"two tokens: {token} {ctx}")
+        self.model.need(not self.model.fired[paid], f"paid twice: {token}")
+        self.model.fired[paid] += 1
+        self.sql("create table if not exists paid (n)")
+        await self.durable()
+        self.sql("insert into paid values (?)", n)
+        return f"paid {n}"
+
+    async def decide(self) -> bool:
+        """Decide as a person would who can look outside; whether there was a doubt."""
+        doubts = self.effects.list(uncertain=True)
+        listed = {f"paid {e.token}" for e in self.effects.list()}
+        paid = {p for p in self.model.fired if p.startswith("paid")}
+        self.model.need(paid <= listed, f"lost intents: {paid - listed}")
+        over = {
+            chunk["toolCallId"]
+            for chunk in await self.told()
+            if chunk["type"] == "tool-output-available"
+        }
+        for doubt in doubts:
+            known = doubt.tool_call_id in over
+            self.model.need(not known, f"said and not written down: {doubt}")
+            if self.model.fired[f"paid {doubt.token}"]:
+                self.effects.resolve(doubt.id, result="paid 5")
+            else:
+                self.effects.resolve(doubt.id, repeat=True)
+        return bool(doubts)
+
+    async def busy(self) -> bool:
+        return bool(self._chat.turns())
 
     async def add(self, ctx: ToolContext, a: int, b: int) -> int:
         await self.durable()

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from crash.agents import Hesitant, Thinker
+from crash.agents import PAID, Hesitant, Thinker
 from crash.story import Scenario, Story
 
 PROGRAM: Final[list[Any]] = [["emit"], ["tool"], ["sleep", 1], ["emit"]]
@@ -190,6 +190,34 @@ async def stalled(story: Story) -> Any:
     return [status, await hesitant.history()]
 
 
+async def effects(story: Story) -> Any:
+    """What is done outside is done once, or again under the same token, and listed."""
+    boss = await story.boss()
+    found: dict[str, str] = {}
+
+    async def pay(how: str) -> None:
+        found[how] = await boss.pay(how)
+
+    async with trio.open_nursery() as nursery:
+        for how in PAID:
+            nursery.start_soon(pay, how)
+        await trio.sleep(5)  # by now it is done, or waits for somebody who decides
+        await boss.decide()
+    return sorted(found.items())
+
+
+async def doubt(story: Story) -> Any:
+    """A call in doubt waits for somebody who decides; then its turn goes on."""
+    thinker = await story.test.kernel.get_agent(Thinker, "a")
+    await thinker.submit("p1", "Pay.")
+    await thinker.ended("p1")
+    for _ in range(60):
+        if not await thinker.decide() and not await thinker.busy():
+            break
+        await trio.sleep(1)
+    return await thinker.history()
+
+
 async def begun(story: Story) -> None:
     """A run under way, a fiber, a schedule and a delete: what a crash leaves undone."""
     boss = await story.boss()
@@ -248,6 +276,8 @@ SCENARIOS: Final = {
         Scenario("detached", detached),
         Scenario("chat", chat, root=("Thinker", "a")),
         Scenario("stalled", stalled, root=("Hesitant", "a")),
+        Scenario("effects", effects),
+        Scenario("doubt", doubt, root=("Thinker", "a")),
         Scenario("reconcile", reconciled, before=begun),
         Scenario("migration", reconciled, before=begun, newer=True),
         Scenario("evicted", evicted),
