@@ -22,7 +22,7 @@ async def test_probes() -> None:
         await server.http("GET", "/agents/hub/h")
         status, _, body = await server.http("GET", "/metrics")
         assert status == 200
-        assert b"culet_trees 1\n" in body
+        assert b"culet_trees 1.0\n" in body
 
 
 async def test_bodies_go_in_and_come_out() -> None:

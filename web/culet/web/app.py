@@ -28,6 +28,7 @@ from culet.kernel.visits import Admit
 from .asgi import INTAKE, AgentSockets, raw_path
 from .gateway import Authenticate, Cors, Gateway, Origins
 from .intake import Intake
+from .metrics import CONTENT_TYPE, Metrics
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`
 SOCKETS: Final = "culet.sockets"  # of those that come through the app
@@ -211,6 +212,15 @@ class _Host:
 
 
 def _add_probes(app: QuartTrio, gateway: Gateway) -> None:
+    counts: list[Metrics] = []  # of the kernel that is served
+
+    def served(kernel: Kernel | None) -> None:
+        for old in counts:
+            old.close()
+        counts[:] = [] if kernel is None else [Metrics(kernel)]
+
+    gateway.watch(served)
+
     async def healthz() -> QuartResponse:
         return QuartResponse("ok\n", content_type="text/plain")
 
@@ -223,11 +233,8 @@ def _add_probes(app: QuartTrio, gateway: Gateway) -> None:
         )
 
     async def metrics() -> QuartResponse:
-        lines = [
-            f"culet_{name} {value}\n"
-            for name, value in sorted(gateway.kernel.metrics().items())
-        ]
-        return QuartResponse("".join(lines), content_type="text/plain; version=0.0.4")
+        text = b"".join(found.text() for found in counts)
+        return QuartResponse(text, content_type=CONTENT_TYPE)
 
     for view in (healthz, readyz, metrics):
         app.add_url_rule(f"/{view.__name__}", f"culet.{view.__name__}", view)

@@ -58,6 +58,7 @@ class Gateway:
             raise UsageError(f'origins is None, "*" or a tuple, not {origins!r}')
         parse_agent_path("/", (), prefix)  # refuses a prefix that cannot be one
         self._kernel = kernel
+        self._watchers: list[Callable[[Kernel | None], None]] = []
         self.prefix = prefix
         self.origins = origins
         self.cors = _CORS if cors is True else dict(cors or {})
@@ -80,6 +81,13 @@ class Gateway:
     def serve(self, kernel: Kernel | None) -> None:
         """Serve this kernel from now on, or none."""
         self._kernel = kernel
+        for fn in self._watchers:
+            fn(kernel)
+
+    def watch(self, fn: Callable[[Kernel | None], None]) -> None:
+        """Call `fn` with the kernel that is served, or None, now and at each change."""
+        self._watchers.append(fn)
+        fn(self._kernel)
 
     @property
     def ready(self) -> bool:
