@@ -22,7 +22,7 @@ from culet.adapters.model import (
     Usage,
 )
 from culet.adapters.spending import TOOLS_TOKENS, cost, input_bound, micros
-from culet.kernel import Agent, AgentToolRun, Budget, Spent, agent_tool
+from culet.kernel import Agent, AgentToolRun, Budget, Chunk, Spent, Turn, agent_tool
 from culet.kernel.core.limits import AMOUNT_MAX
 from culet.kernel.testing import open_test_kernel
 
@@ -240,6 +240,41 @@ async def test_each_turn_of_a_chat_has_the_budget_of_its_class(clock: object) ->
             ("closed", 15, 1),
             ("closed", 30, 2),
         ]
+
+
+class Talker(Writer):
+    """A chat that others let speak."""
+
+    async def say(self, text: str) -> list[Any]:
+        made = await self.save_messages([user(f"u{len(self.messages)}", text)])
+        return [made.status, made.error]
+
+
+class Host(Agent):
+    """A run of it lets a chat of its own speak twice."""
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        yield {"type": "start"}
+        talker = await self.dynamic_agents.get(Talker, "t")
+        told = [await talker.say("one"), await talker.say("two")]
+        turn.output = [*told, self.budget.left().tokens]
+
+    async def go(self, tokens: int) -> AgentToolRun:
+        return await self.run_agent_tool(Host, None, budget=Budget(tokens=tokens))
+
+
+async def test_a_turn_that_a_run_asks_another_agent_for_is_paid_by_the_run(
+    clock: object,
+) -> None:
+    Writer.the_model = Meter(5)
+    async with open_test_kernel(roots=[Host], facets=[Host, Talker]) as test:
+        host = await test.kernel.get_agent(Host, "a")
+        run = await host.go(28)
+        short = "over budget: 11 tokens asked for, 0 left"
+        assert run.output == [["completed", None], ["completed", None], 0]
+        assert run.total == Spent(tokens=28, calls=2)
+        run = await host.go(15)
+        assert run.output == [["completed", None], ["error", short], 0]
 
 
 async def test_a_turn_of_a_chat_ends_when_its_time_is_over(clock: object) -> None:

@@ -66,6 +66,9 @@ class Buyer(Agent):
             case "peer":
                 peer = await self.dynamic_agents.get(Buyer, "peer")
                 return await peer.buy(*args)
+            case "peer fiber":
+                peer = await self.dynamic_agents.get(Buyer, "peer")
+                return [await peer.in_fiber(*args), await peer.in_background(*args)]
             case "fiber":
                 return await self.run_fiber("f", lambda: self.buy(*args))
             case "boom":
@@ -88,6 +91,14 @@ class Buyer(Agent):
         if use is not None:
             spend.settle(tokens=use)
         return "bought"
+
+    async def in_fiber(self, reserve: int, use: int) -> str:
+        return str(await self.run_fiber("f", lambda: self.buy(reserve, use)))
+
+    async def in_background(self, reserve: int, use: int) -> str:
+        return (
+            await self.fibers.start("f", lambda: self.buy(reserve, use), wait=True)
+        ).status
 
     async def _many(self, count: int, steps: Any, options: dict[str, Any]) -> Any:
         ends: Counter[str] = Counter()
@@ -414,6 +425,29 @@ async def test_a_detached_run_ends_at_the_deadline_of_whoever_asked_for_it(
         assert tree.db.execute(sql) == [("interrupted", "budget-exceeded")]
 
 
+async def test_time_goes_on_while_the_process_is_down(clock: object) -> None:
+    class Patient(Buyer):
+        resumable = True
+
+    async with open_test_kernel(roots=[Desk], facets=[Patient]) as test:
+        me = await desk(test)
+        await me.run_agent_tool(
+            Patient, [["sleep", 99]], run_id="top", budget=Budget(seconds=50),
+            detached=True,
+        )  # fmt: skip
+        await test.advance(1)
+        await test.crash()
+        await test.advance(20)
+        await test.reopen()
+        me = await desk(test)
+        await test.advance(28)
+        assert me.runs.get("top").status == "running"
+        await test.advance(2)
+        run = me.runs.get("top")
+        assert (run.status, run.reason) == ("interrupted", "budget-exceeded")
+        assert accounts(test)[0][0] == "closed"
+
+
 async def test_after_its_time_nothing_is_reserved(clock: object) -> None:
     async with opened() as test:
         me = await desk(test)
@@ -519,6 +553,7 @@ async def test_a_call_from_one_agent_to_another_is_paid_by_whoever_calls(
     async with opened() as test:
         me = await desk(test)
         steps = [["peer", 30, 20], ["peer", 81], ["fiber", 5, 5], ["left"]]
+        steps += [["peer fiber", 10, 10], ["left"]]
         run = await me.run_agent_tool(
             Buyer, steps, run_id="top", budget=Budget(tokens=100)
         )
@@ -527,6 +562,8 @@ async def test_a_call_from_one_agent_to_another_is_paid_by_whoever_calls(
             ["tokens", 81, 80, False],
             "bought",
             [75, None, None, None],
+            ["bought", "completed"],
+            [55, None, None, None],
         ]
 
 

@@ -7,8 +7,9 @@ to recover: a spend counts from the moment it is reserved, and one that was neve
 stays as it is.
 
 Who pays is who asked: a run's account stands below the account of the run or turn whose
-code dispatched it, detached or not, and a call from one agent to another is paid by
-whoever called. An own turn is a top: its budget is its class's `turn_budget`.
+code dispatched it, detached or not; a call from one agent to another is paid by whoever
+called, and so is a turn that it asks for. Any other own turn is a top: its budget is its
+class's `turn_budget`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _BELOW: Final = (
     " WHERE parent = ? AND state <> 'closed'"
 )
 _IDENTIFY: Final = "SELECT id FROM account WHERE slot = ? AND what = ?"
+_WHOSE: Final = "SELECT slot, what FROM account WHERE id = ?"
 _INSERT: Final = (
     "INSERT INTO account (slot, what, parent, state, depth, deadline_at,"
     " tokens_limit, cost_limit, calls_limit) VALUES (?, ?, ?, 'open', ?, ?, ?, ?, ?)"
@@ -240,6 +242,30 @@ class Budgets:
         own = budget is not None and budget.seconds is not None
         if made.deadline_at is not None and (loose or own):
             self._owe_look(subject.owner, _TIME, subject.id, made.deadline_at)
+
+    def ask_turn(self, node: Node, turn_id: str) -> None:
+        """Code of somebody's turn asks for an own turn: that pays; in its transaction.
+
+        Raises `OverBudget`. A turn that an own turn of the same agent asks for is a top.
+        """
+        here = ambient.get()
+        payer = None if here is None else here.pays
+        account = self._paying(payer)
+        if account is None or payer is None:
+            return
+        chain, budget = self.chain(account), node.kind.cls.turn_budget
+        above = self.db.execute(_WHOSE, (account,))[0]
+        subject = self.tree.endings.subject(*above)
+        if subject is None or (subject.kind == "turn" and subject.slot == node.slot):
+            return
+        granted = core.grant(chain, budget, self.tree.now(), self._ways(chain))
+        if isinstance(granted, Short):
+            raise granted.error()
+        made, after = granted
+        self._write(chain, after)
+        self._insert((node.slot, turn_id), made)
+        if made.deadline_at is not None:
+            self._owe_look(node.slot, _TURN_TIME, turn_id, made.deadline_at)
 
     def open_turn(self, subject: Subject, budget: Budget | None) -> None:
         """Open the account of an own turn that begins, unless it has one."""

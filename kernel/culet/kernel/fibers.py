@@ -415,6 +415,7 @@ class Fibers:
                 self.db.execute(
                     _INSERT, (node.slot, turn_id, "turn", name, key, None, about, now)
                 )
+                tree.budgets.ask_turn(node, turn_id)
                 if tree.jobs.idle(node.slot, lane):
                     take = tree.jobs.take_number()
                 job = tree.jobs.add(

@@ -85,7 +85,9 @@ class Ambient(NamedTuple):
     @property
     def pays(self) -> Payer | None:
         """Who pays for what this code does: the turn that it works for, or its caller's."""
-        return self.payer if self.asker is None else (self.node.slot, self.asker)
+        if self.payer is not None or self.asker is None:
+            return self.payer
+        return self.node.slot, self.asker
 
 
 ambient: ContextVar[Ambient | None] = ContextVar("culet_ambient", default=None)

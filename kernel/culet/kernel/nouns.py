@@ -500,8 +500,9 @@ class FibersNoun:
                     node.tree.kernel.report("fiber", node, error, name=name)
 
             here = ambient.get()
-            maker = None if here is None or here.node is not node else here.maker
-            node.spawn(Ambient(node, maker=maker), body)
+            ours = here is not None and here.node is node
+            maker, payer = (here.maker, here.payer) if here and ours else (None, None)
+            node.spawn(Ambient(node, maker=maker, payer=payer), body)
             found = fibers.get(node.slot, fiber_id, None)
             assert found is not None
         if wait:
