@@ -640,6 +640,17 @@ async def test_subscribers_hear_of_intents_doubts_and_outcomes(clock: object) ->
         ]  # fmt: skip
 
 
+async def test_a_check_may_be_a_method_that_others_can_call(clock: object) -> None:
+    class Both(Agent):
+        async def was_paid(self, n: int) -> Done | NotDone | None:
+            return Done(n) if n else NotDone()
+
+    async with open_test_kernel(roots=[Both]) as test:
+        stub = await test.kernel.get_agent(Both, "a")
+        assert await stub.was_paid(3) == Done(3)
+        assert await stub.was_paid(0) == NotDone()
+
+
 async def test_outside_of_an_effect_there_is_none(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

@@ -41,13 +41,13 @@ def derive_token(slot: str, kind: str, name: str, key: str) -> str:
     return "fx-" + base64.b32encode(digest).decode().lower()
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True, tag=True):
     """A check's answer: it was carried out, with this result (a JSON value)."""
 
     result: Any = None
 
 
-class NotDone(msgspec.Struct, frozen=True):
+class NotDone(msgspec.Struct, frozen=True, tag=True):
     """A check's answer: it was not carried out, and will not be by itself."""
 
 
