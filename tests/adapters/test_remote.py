@@ -462,6 +462,33 @@ async def test_an_answer_is_over_when_the_provider_says_so_not_when_it_hangs_up(
             assert (await events(make(host)))[-1] == Finish("stop")
 
 
+async def test_under_a_budget_the_server_is_told_how_long_its_answer_may_be(
+    make: Make, provider: str
+) -> None:
+    """By the name that it knows; without a budget nothing is said but what it insists on."""
+    asked: list[Any] = []
+
+    async def answer(stream: trio.SocketStream, body: Any) -> None:
+        asked.append({k: v for k, v in body.items() if k.startswith("max_")})
+        await begin(stream)
+        await say(stream, *REPLIES[provider], *ENDS[provider])
+
+    bounded = msgspec.structs.replace(QUESTION, max_tokens=7)
+    async with raw_server(answer) as host:
+        own = {"options": {"max_tokens": 90}} if provider == "openai" else {}
+        other = {"max_tokens": 90} if provider == "anthropic" else own
+        for request in (QUESTION, bounded):
+            await events(make(host), request)
+            await events(make(host, **other), request)
+        assert make(host, **other).max_tokens == 90
+    if provider == "openai":
+        assert asked == [
+            {}, {"max_tokens": 90}, {"max_completion_tokens": 7}, {"max_tokens": 7},
+        ]  # fmt: skip
+    else:
+        assert [a["max_tokens"] for a in asked] == [8192, 90, 7, 7]
+
+
 def test_a_model_outlives_its_event_loop(make: Make, provider: str) -> None:
     async def answer(stream: trio.SocketStream, _body: Any) -> None:
         await begin(stream)
