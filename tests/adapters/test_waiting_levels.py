@@ -24,7 +24,11 @@ from culet.kernel import (
 )
 from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.testing import Harness, open_test_kernel
+from culet.kernel.testing_scenario import Point, Scenario, Spec, run_scenario
+from volume import Volume
 
+CRASHES = Volume(12, 40, 10**6)
+SCENE: Scenario | None = None  # of a crash test
 DONE: list[str] = []
 GATES: list[str] = []
 DOOR = trio.Event()  # before which a leaf stands after a crash
@@ -34,8 +38,10 @@ PAY: Any = [ToolCall(id="k1", name="pay", input={"n": 1})]
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
+    global SCENE
     for seen in (DONE, GATES):
         seen.clear()
+    SCENE = None
     DOOR.set()
 
 
@@ -56,7 +62,8 @@ class Base(Think):
     def get_tools(self) -> dict[str, Any]:
         kinds = {"Mid": Mid, "Low": Low, "Leaf": Leaf}
         out: dict[str, Any] = {
-            "pay": tool(self.pay, needs_approval=True),
+            "pay": tool(self.pay, needs_approval=True, on_uncertain="fail"),
+            "repay": tool(self.pay, needs_approval=True),
             "where": tool(self.where, client=True),
         }
         for name, kind in kinds.items():
@@ -66,7 +73,11 @@ class Base(Think):
         return out
 
     async def pay(self, n: int) -> str:
+        if SCENE is not None:
+            SCENE.effect("pay", "k1")
         DONE.append(f"{type(self).__name__} {n}")
+        if n == 13:
+            await trio.sleep(100)
         return f"paid {n}"
 
     async def where(self) -> str:
@@ -86,6 +97,16 @@ class Base(Think):
 
     async def answer(self, run_id: str, call_id: str, output: Any) -> bool:
         return await self.runs.answer(run_id, call_id, output)
+
+    async def approved(self) -> bool:
+        """Whether a call somewhere below was approved."""
+        for child in self.dynamic_agents.list():
+            kind = {"Mid": Mid, "Low": Low, "Leaf": Leaf}[child.class_name]
+            facet = await self.dynamic_agents.lookup(kind, child.name)
+            if facet is not None and await facet.approved():
+                return True
+        parts = [p for m in self.messages for p in m["parts"]]
+        return any((p.get("approval") or {}).get("approved") for p in parts)
 
     async def stop(self, run_id: str) -> CancelReceipt:
         return await self.runs.cancel(run_id)
@@ -394,6 +415,57 @@ async def test_an_answer_before_its_run_waits_again_is_told_above(
         assert DONE == ["Leaf 1"]
 
 
+async def story(scenario: Scenario) -> None:
+    """A run two levels down asks; it is answered from the top, and told so once."""
+    global SCENE
+    SCENE = scenario
+    boss = await scenario.get(Boss, "a")
+    await boss.run_below(None, True)
+    for _ in range(40):
+        questions = await boss.asked()
+        run = (await boss.all_runs())[0]
+        if questions or run.status != "running":
+            break
+        await scenario.advance(1)
+    for question in questions:
+        if await boss.approve(question.run_id, question.tool_call_id, True):
+            scenario.told("approved", True)
+    for _ in range(60):
+        run = (await boss.all_runs())[0]
+        if run.status != "running":
+            scenario.ended("m", run.status)
+            break
+        await scenario.advance(1)
+
+    @scenario.recall
+    async def read() -> dict[str, Any]:
+        return {"approved": await boss_of(scenario).approved()}
+
+
+def boss_of(scenario: Scenario) -> Any:
+    node = scenario.harness.find([ROOT])
+    assert node is not None
+    return node.agent
+
+
+def test_an_answer_that_was_taken_stands_after_a_crash_at_any_point(
+    script: Any,
+) -> None:
+    script(Mid=[ask("Leaf"), "Mid done."])
+    spec = Spec(roots=[Boss], facets=[Mid, Low, Leaf], effects={"pay": "at_most_once"})
+    whole = run_scenario(story, spec)
+    assert whole.findings == ()
+    assert whole.effects == {("pay", "k1"): 1}
+    commits, records = whole.lives[0]
+    points = [Point("commit", n + 1) for n in range(commits)]
+    points += [Point("landed", n + 1) for n in range(records)]
+    assert len(points) > 20
+    for point in points[:: max(1, len(points) // CRASHES.now)]:
+        told = run_scenario(story, spec, (point,), hasty=True)
+        assert told.findings == (), point
+        assert told.reached, point
+
+
 # ---- who may not
 
 
@@ -557,6 +629,28 @@ async def test_the_nearest_word_decides_and_a_policy_outlives_the_process(
         await test.reopen()
         assert (await run_ended(test, "m")).status == "completed"
         assert DONE == ["Leaf 1"]
+
+
+async def test_no_policy_does_again_what_may_be_done_already(
+    clock: object, script: Any
+) -> None:
+    repay = [ToolCall(id="k1", name="repay", input={"n": 13})]
+    script(Mid=[repay, "Mid done."])
+    async with kernel() as test:
+        boss = await test.kernel.get_agent(Boss, "a")
+        await boss.run_below("auto", True)
+        await trio.sleep(10)
+        assert DONE == ["Mid 13"]
+        await test.crash()
+        await test.reopen()
+        boss = await test.kernel.get_agent(Boss, "a")
+        await trio.sleep(300)
+        assert DONE == ["Mid 13"]
+        [question] = await boss.asked()
+        assert question.uncertain
+        assert await boss.approve("m", "k1", True)
+        assert (await run_ended(test, "m")).status == "completed"
+        assert DONE == ["Mid 13", "Mid 13"]
 
 
 async def test_a_policy_that_is_none_is_refused(clock: object, script: Any) -> None:

@@ -222,7 +222,8 @@ class Waiting:
             message = self.chat.so_far(turn.request_id)
             calls = [] if message is None else self.of(message)
             news = self._news.setdefault(turn.request_id, trio.Event())
-            if calls and self._decided(turn, calls):
+            doubts = self._doubts(message, calls)
+            if calls and self._decided(turn, calls, doubts):
                 waited = True
                 continue
             told = [
@@ -231,6 +232,7 @@ class Waiting:
                     "toolName": tool_name(part) or "",
                     "state": part["state"],
                     "input": part.get("input"),
+                    **({"uncertain": True} if part["toolCallId"] in doubts else {}),
                 }
                 for part in calls
             ]
@@ -244,12 +246,28 @@ class Waiting:
             waited = True
             await news.wait()
 
-    def _decided(self, turn: Turn, calls: list[Part]) -> bool:
-        """Let the policies of those above decide what they can; whether it was anything."""
+    def _doubts(self, message: Message | None, calls: list[Part]) -> set[str]:
+        """Return which of the calls may have been carried out already."""
+        if message is None:
+            return set()
+        agent, found = self.chat.agent, set()
+        for part in calls:
+            call_id, name = part["toolCallId"], tool_name(part) or ""
+            if asked_about(agent, name, message["id"], call_id) is not None:
+                found.add(call_id)
+        return found
+
+    def _decided(self, turn: Turn, calls: list[Part], doubts: set[str]) -> bool:
+        """Let the policies of those above decide what they can; whether it was anything.
+
+        To do again what may be done already is for a person alone to allow.
+        """
         assert turn.run_id is not None
         taken = False
         for part in calls:
             verdict = self.chat.tree.questions.verdict(turn, part["state"])
+            if verdict == "approve" and part["toolCallId"] in doubts:
+                continue
             answer = rules.decided(part, verdict)
             if answer is not None:
                 taken = self.answer(answer, None, run_id=turn.run_id) or taken

@@ -46,7 +46,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One call that waits for an answer. `path`: of the agent whose run asks.
 
     `state` is `approval-requested` where a yes or a no is wanted, else the call waits
-    for the result of a client that carries it out.
+    for the result of a client that carries it out. `uncertain`: it may have been carried
+    out already, and a yes carries it out once more.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     state: str
     input: Any = None
+    uncertain: bool = False
 
 
 @final
@@ -70,7 +72,8 @@ class Questions:
     def park(self, turn: Turn, calls: Sequence[Mapping[str, Any]]) -> None:
         """A turn waits for answers to these calls: whoever waits for it is told.
 
-        Each is a mapping with `toolCallId`, `toolName`, `state` and `input`. With none
+        Each is a mapping with `toolCallId`, `toolName`, `state`, `input`, and `uncertain`
+        where it may have been carried out already. With none
         left it goes on.
         """
         turn.waits = [{"runId": turn.request_id, **call} for call in calls]
@@ -157,6 +160,7 @@ class Questions:
             Question(
                 run_id=turn.request_id, path=path, tool_call_id=call["toolCallId"],
                 tool_name=call["toolName"], state=call["state"], input=call.get("input"),
+                uncertain=call.get("uncertain", False),
             )
             for call in turn.waits
         ]  # fmt: skip
