@@ -26,6 +26,7 @@ from culet.adapters.model import (
 )
 from culet.adapters.scripted import step_number
 from culet.kernel import Agent, AgentToolRun, Chunk, Limits, Turn, agent_tool
+from culet.kernel.errors import EffectUncertain
 from culet.kernel.testing import Harness, open_test_kernel
 
 ME = ("Poison", "a")
@@ -241,6 +242,48 @@ async def test_who_waits_for_a_person_is_never_given_up_however_often_it_restart
         assert PAID == [1]
         assert (await history(test, me))[-1] == "All done."
         assert row(test, me, "r1")[0] == "completed"
+
+
+class Unsure(AIChatAgent):
+    """Pays, and nobody knows whether that was done: a person is asked."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        BEGUN[turn.request_id] += 1
+        paid = await self.effects.call("pay", pays, key="k", on_uncertain="ask")
+        yield {"type": "text-start", "id": "t"}
+        yield {"type": "text-delta", "id": "t", "delta": f"paid {paid}"}
+
+    async def decide(self) -> bool:
+        [doubt] = self.effects.list(uncertain=True)
+        return self.effects.resolve(doubt.id, result=7)
+
+
+async def pays() -> int:
+    PAID.append(1)
+    raise EffectUncertain("no answer came")
+
+
+@pytest.mark.rule("C-051")
+async def test_a_turn_whose_effect_is_in_doubt_waits_for_a_decision_over_all_restarts(
+    clock: object,
+) -> None:
+    me = ("Unsure", "a")
+    async with open_test_kernel(roots=[Unsure], limits=TRIES) as test:
+        async with connected(test.kernel, me) as tab:
+            tab.chat("r1", user("u1", "go"))
+            await trio.sleep(1)
+        for _ in range(3 * TRIES.tries):
+            await test.crash()
+            await test.reopen()
+            unsure = await test.kernel.get_agent(Unsure, "a")
+            await trio.sleep(5)
+        assert row(test, me, "r1")[0] == "running"
+        assert BEGUN["r1"] == 3 * TRIES.tries + 1
+        assert await unsure.decide()
+        await trio.sleep(1)
+        assert row(test, me, "r1")[0] == "completed"
+        assert (await history(test, me))[-1] == "paid 7"
+        assert PAID == [1]
 
 
 # ---- a model that says nothing more

@@ -86,22 +86,28 @@ class Transcript:
         the `least`: providers want it so.
         """
         sql = (
-            "SELECT seq, length(CAST(body AS BLOB)), json_extract(body, '$.role')"
-            " FROM main.culet_message WHERE seq < ? ORDER BY seq DESC"
+            "SELECT seq, octet_length(body) FROM main.culet_message"
+            " WHERE seq < ? ORDER BY seq DESC"
         )
         rows, size, kept = self.db.execute(sql, (before,)), 0, 0
-        for _seq, length, _role in rows:
+        for _seq, length in rows:
             size += length
             if size > max_bytes and kept >= least:
                 break
             kept += 1
-        while least < kept < len(rows) and rows[kept - 1][2] != "user":
+        while least < kept < len(rows) and self._role_at(rows[kept - 1][0]) != "user":
             kept -= 1
         if not kept:
             return [], len(rows)
         sql = "SELECT body FROM main.culet_message WHERE seq >= ? AND seq < ? ORDER BY seq"
         found = self.db.execute(sql, (rows[kept - 1][0], before))
         return [msgspec.json.decode(body) for (body,) in found], len(rows) - kept
+
+    def _role_at(self, place: int) -> Any:
+        sql = (
+            "SELECT json_extract(body, '$.role') FROM main.culet_message WHERE seq = ?"
+        )
+        return self.db.execute(sql, (place,))[0][0]
 
     def get(self, message_id: str) -> Message | None:
         """Return one message."""

@@ -242,7 +242,6 @@ class Waiting:
                 return waited
             if not waited:
                 self._note(turn, parked=True)
-                self.chat.tree.credit(self.chat.slot, turn.request_id, anew=True)
             waited = True
             await news.wait()
 

@@ -276,7 +276,7 @@ class Effects:
         if turn is None:
             await news.wait()
             return
-        turn.parked = True
+        turn.park()
         try:
             data = {
                 "effects": [{"id": str(row.born), "name": row.name, "key": row.key}]

@@ -77,7 +77,10 @@ class Questions:
         left it goes on.
         """
         turn.waits = [{"runId": turn.request_id, **call} for call in calls]
-        turn.parked = bool(turn.waits)
+        if turn.waits:
+            turn.park()
+        else:
+            turn.parked = False
         for one in self._upwards(turn):
             self.tell(one)
 

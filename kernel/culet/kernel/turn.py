@@ -182,6 +182,11 @@ class Turn:
         if not self._node.tree.jobs.stash(self._taken, json_text(data) or "null"):
             raise FacetAborted("the turn is over")
 
+    def park(self) -> None:
+        """It waits for a person from now on; what is counted of recovery begins anew."""
+        self.parked = True
+        self._node.tree.credit(self._node.slot, self.request_id, anew=True)
+
     def chunks(self) -> list[dict[str, Any]]:
         """Return the chunks that earlier attempts stored, oldest first."""
         if self.attempt == 1:
