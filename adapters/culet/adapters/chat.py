@@ -557,14 +557,11 @@ class Chat:
         self.tree.touched()
 
     def _drop(self, subject: Subject) -> None:
-        """End a turn; what it has said and nobody was told yet is not told any more.
+        """End a turn, and tell its end at once: before the clear, as its last word.
 
-        Clients clear their list at once: a chunk that came after that would begin a
-        message anew.
+        Clients clear their list when they are told to. What came after that, a chunk that
+        was not published yet, or an end, would begin a message anew.
         """
-        view = self.view(subject.id)
-        if view is not None:
-            view.quiet = True
         if subject.kind == "run":
             text = "skipped: the chat was cleared"
             self.tree.endings.settle(subject, Ending.by("cleared", text), None)
@@ -574,6 +571,19 @@ class Chat:
         else:
             why = Ending.by("forgotten")
             self.tree.endings.cancel(subject, "the chat was cleared", why)
+        stream, view = (
+            self.tree.streams.find(self.slot, subject.id),
+            self.view(subject.id),
+        )
+        if stream is None or stream.end is None or view is None:
+            return
+        everybody = self.tree.sockets.of(self.slot)
+        reading = [c for c in everybody if c.replays(subject.id, "turn")]
+        blob = Blob(*view.ended(stream.end, replay=False))
+        for connection in [*view.peers, *reading]:
+            connection.unfollow(subject.id, "turn")
+            connection.push(blob, self.tree.barrier.count)
+        view.peers.clear()
 
 
 def _context(payload: Mapping[str, Any]) -> dict[str, Any]:

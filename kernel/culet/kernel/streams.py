@@ -54,13 +54,9 @@ class End(NamedTuple):
 
 
 class View(Protocol):
-    """One way to show a stream: which frames, and to whom they go live.
-
-    A `quiet` one tells nothing more but the end.
-    """
+    """One way to show a stream: which frames, and to whom they go live."""
 
     peers: dict[Connection, None]
-    quiet: bool
 
     def started(self, *, replay: bool) -> list[str]:
         """Return the frames that open the stream."""
@@ -83,12 +79,11 @@ class View(Protocol):
 class RunView:
     """A run as the parent's clients see it: `agent-tool-event` frames."""
 
-    __slots__ = ("peers", "quiet", "run")
+    __slots__ = ("peers", "run")
 
     def __init__(self, run: AgentToolRun) -> None:
         self.run = run
         self.peers: dict[Connection, None] = {}
-        self.quiet = False
 
     def started(self, *, replay: bool) -> list[str]:
         """Return frame 0."""
@@ -123,13 +118,12 @@ class TurnView:
     `metadata` of an own turn may say `messageIds` and `continuation` of those frames.
     """
 
-    __slots__ = ("continuation", "message_ids", "peers", "quiet", "stream")
+    __slots__ = ("continuation", "message_ids", "peers", "stream")
 
     def __init__(self, stream: str, metadata: Any = None) -> None:
         said = metadata if isinstance(metadata, dict) else {}
         self.stream = stream
         self.peers: dict[Connection, None] = {}
-        self.quiet = False
         self.continuation = bool(said.get("continuation"))
         self.message_ids: list[str] | None = said.get("messageIds")
 
@@ -157,26 +151,30 @@ class TurnView:
         ]
 
     def ended(self, end: End, *, replay: bool) -> list[str]:
-        """Return the terminal frame; an error is told as text before it."""
-        out = []
+        """Return the terminal frame; the text of an error goes with it.
+
+        One frame: a client that has ended at the error takes what follows for the turn of
+        somebody else.
+        """
+        text = ""
         outcome: frames.Outcome | None = None
         if end.status in ("error", "interrupted"):
             text = end.error or default_error(end.status, end.reason)
-            out.append(frames.chat_response(self.stream, text, error=True))
             outcome = "error"
         elif end.status == "aborted":
             outcome = "aborted"
-        out.append(
+        return [
             frames.chat_response(
                 self.stream,
+                text,
                 done=True,
+                error=outcome == "error",
                 replay=replay,
                 outcome=outcome,
                 message_ids=self.message_ids,
                 continuation=self.continuation,
             )
-        )
-        return out
+        ]
 
 
 @final
@@ -317,7 +315,7 @@ class Stream:
     def _publish(self, first: int, batch: list[str]) -> None:
         self.published = first + len(batch) + 1
         for view in self.views:
-            if view.peers and not view.quiet:
+            if view.peers:
                 texts = [
                     view.entry(first + k, body, replay=False)
                     for k, body in enumerate(batch)
