@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,23 @@ def test_a_server_says_its_url_and_whether_it_is_open_to_all(
         server.terminate()
         server.communicate(timeout=20)
     assert server.returncode == 0
+
+
+def test_it_logs_one_object_a_line_if_that_is_asked_for(tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [*command(tmp_path, "mine:opener"), "--log", "json"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        line = json.loads(server.stderr.readline())
+        assert (line["level"], line["logger"]) == ("info", "culet.web")
+        assert line["message"].startswith("serving on ")
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
 
 
 def test_an_address_of_another_machine_is_a_clear_error(tmp_path: Path) -> None:

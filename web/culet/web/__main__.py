@@ -16,6 +16,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
+from culet.kernel.logs import JsonLines, WhoLogs
 from culet.storage import doctor, offline
 
 from .app import create_app
@@ -80,11 +81,19 @@ def _add_serve(commands: Any) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8787, help="0 for any free one")
+    parser.add_argument(
+        "--log", choices=("text", "json"), default="text",
+        help="json: one object a line, with the agent and the run that logs",
+    )  # fmt: skip
     parser.set_defaults(run=_serve)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.addFilter(WhoLogs())
+    plain = logging.Formatter("%(levelname)s %(name)s %(message)s")
+    handler.setFormatter(JsonLines() if args.log == "json" else plain)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     target = _load(args.target)
     host = f"[{args.host}]" if ":" in args.host else args.host
     bind = f"{host}:{args.port}"
