@@ -419,6 +419,22 @@ async def test_a_question_that_came_later_supersedes_nothing(
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "asked", [[], [user("", "x")], [user("u1", "a"), user("", "b")]]
+)
+async def test_a_request_that_names_no_question_is_answered_all_the_same(
+    asked: list[Any], clock: object, says: Any
+) -> None:
+    says(*HALF)
+    async with (
+        open_test_kernel(roots=[Teller]) as test,
+        connected(test.kernel, ME) as tab,
+    ):
+        tab.chat("r1", *asked)
+        assert "outcome" not in await tab.ended("r1")
+        assert tab.text("r1") == "half "
+
+
 # ---- once, whatever happens
 
 

@@ -337,7 +337,8 @@ class Chat:
         row = self.tree.fibers.get(self.slot, request_id, None)
         about = None if row is None else row.metadata
         ids = about.get("messageIds") if isinstance(about, dict) else None
-        return bool(ids) and all(self.transcript.get(i) is None for i in ids or ())
+        named = [i for i in ids or () if i]  # one without an id was never stored
+        return bool(named) and all(self.transcript.get(i) is None for i in named)
 
     async def begin(self, turn: Turn) -> Note:
         """Give a turn what it works with; a run's input becomes a message."""
