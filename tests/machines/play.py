@@ -25,6 +25,7 @@ from machines.registry import RegistryMachine
 from machines.runs import RunMachine
 from machines.sometimes import Sometimes
 from machines.streams import StreamMachine
+from machines.submissions import SubmissionMachine
 from machines.timing import TimeMachine
 from machines.tree import TreeMachine
 from volume import LEDGER, Volume
@@ -59,6 +60,7 @@ MACHINES: Final[dict[str, Machine]] = {
     "registry": Machine(RegistryMachine, Volume(1_500, 10_000, 200_000)),
     "runs": Machine(RunMachine, Volume(1_000, 10_000, 200_000)),
     "streams": Machine(StreamMachine, Volume(1_200, 10_000, 200_000)),
+    "submissions": Machine(SubmissionMachine, Volume(800, 10_000, 200_000)),
     "time": Machine(TimeMachine, Volume(400, 10_000, 200_000)),
     "tree": Machine(TreeMachine, Volume(600, 10_000, 200_000)),
     "registry-together": Machine(RegistryTogether, Volume(150, 3_000, 50_000)),
