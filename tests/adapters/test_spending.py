@@ -24,6 +24,7 @@ from culet.adapters.model import (
 from culet.adapters.spending import TOOLS_TOKENS, cost, input_bound, micros
 from culet.kernel import Agent, AgentToolRun, Budget, Chunk, Spent, Turn, agent_tool
 from culet.kernel.core.limits import AMOUNT_MAX
+from culet.kernel.errors import CuletError
 from culet.kernel.testing import open_test_kernel
 
 ASKED: list[ModelRequest] = []
@@ -137,6 +138,33 @@ async def test_a_model_that_fails_in_mid_answer_has_used_what_was_reserved(
     run = await ask(model, {"tokens": 100})
     assert (run.status, run.error) == ("error", "gone")
     assert run.total == Spent(tokens=40, calls=1)
+
+
+async def test_what_a_call_may_cost_is_on_the_disk_before_the_call(
+    clock: object,
+) -> None:
+    class Dying(Meter):
+        async def stream(self, request: ModelRequest, /) -> AsyncIterator[ModelEvent]:
+            ASKED.append(request)
+            if len(ASKED) == 1:
+                test.faults.die_after(0)
+            async for event in Meter(5).stream(request):
+                yield event
+
+    Writer.the_model = Dying(5)
+    async with open_test_kernel(roots=[Boss], facets=[Writer]) as test:
+        boss = await test.kernel.get_agent(Boss, "a")
+        with pytest.raises(CuletError):
+            await boss.ask({"tokens": 50})
+        await test.crash()
+        await test.reopen()
+        await test.kernel.get_agent(Boss, "a")
+        tree = test.tree("Boss", "a")
+        assert tree is not None
+        assert tree.db.execute("SELECT tokens_spent FROM account") == [(50,)]
+        await test.advance(60)
+        sql = "SELECT status, reason FROM run"
+        assert tree.db.execute(sql) == [("error", "over-budget")]
 
 
 async def test_money_bounds_an_answer_by_the_price(clock: object) -> None:

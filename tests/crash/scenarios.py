@@ -22,6 +22,7 @@ SHOP: Final[list[Any]] = [
     ["buy", 5, 5],
     ["buy", 30, 30],
 ]
+CROWD: Final[list[Any]] = [["crowd", 64, [["buy", 4, 3]], 4], ["buy", 5, 5]]
 HELD: Final[list[Any]] = [["emit"], ["nest", "Worker", [["sleep", 1e9]]]]
 
 
@@ -73,15 +74,24 @@ async def frail(story: Story) -> Any:
 
 
 async def budget(story: Story) -> Any:
+    return await billed(story, SHOP)
+
+
+async def crowd(story: Story) -> Any:
+    """Sixty-four ask at once for what is there for ten."""
+    return await billed(story, CROWD)
+
+
+async def billed(story: Story, program: list[Any]) -> Any:
     """Whatever was cut, those who are paid have never billed more than the budget."""
     boss = await story.boss()
-    status = story.told("r1", await boss.run("Worker", SHOP, "r1"))
+    status = story.told("r1", await boss.run("Worker", program, "r1"))
     tree = story.test.tree(*story.scenario.root)
     assert tree is not None
     sql = "SELECT tokens_spent, slot FROM account WHERE parent IS NULL AND what = 'r1'"
     for spent, slot in [] if story.dead else tree.db.execute(sql):
-        billed = story.model.tokens[slot]
-        story.model.need(billed <= spent <= 40, f"billed {billed}, accounted {spent}")
+        bill = story.model.tokens[slot]
+        story.model.need(bill <= spent <= 40, f"billed {bill}, accounted {spent}")
     return status
 
 
@@ -267,6 +277,7 @@ SCENARIOS: Final = {
         Scenario("run", run),
         Scenario("frail", frail),
         Scenario("budget", budget),
+        Scenario("crowd", crowd),
         Scenario("nested", nested),
         Scenario("cancelled", cancelled, rests=False),
         Scenario("cleared", cleared, rests=False),

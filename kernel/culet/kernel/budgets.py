@@ -28,7 +28,6 @@ from .core.budget import (
     Budget,
     Left,
     Line,
-    Measure,
     Short,
     Spent,
 )
@@ -151,11 +150,6 @@ class Budgets:
         """Return what a payer may still use up."""
         chain = self.chain(self._paying(payer))
         return core.left(chain, self.tree.now()) if chain else Left()
-
-    def bounds(self, payer: Payer | None, measure: Measure) -> bool:
-        """Whether anything bounds that measure for a payer."""
-        chain = self.chain(self._paying(payer))
-        return bool(chain) and core.purse(chain, measure) is not None
 
     def _ways(self, chain: list[Account]) -> list[Amount]:
         return [
@@ -428,10 +422,6 @@ class BudgetNoun:
         for name, value in given.items():
             core.check_count(name, value)
         return node.tree.budgets.reserve(node, self._payer(), Amount(**given))
-
-    def bounds(self, measure: Measure) -> bool:
-        """Whether anything bounds that measure here."""
-        return self._node.tree.budgets.bounds(self._payer(), measure)
 
     def _payer(self) -> Payer | None:
         here = ambient.get()

@@ -38,6 +38,7 @@ class AgentToolRun(msgspec.Struct, frozen=True, kw_only=True):
     `n` is the length of its stream, known with the end. `preview` is what clients see
     of the input. Instants are epoch milliseconds. `usage` is the child's own word, `total`
     what it and all below it have spent by their accounts (see `Budget`), None for nothing.
+    `may_return`, of one that was refused for its budget: others hold what would be enough.
     """
 
     run_id: str
