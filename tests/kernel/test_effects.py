@@ -430,6 +430,18 @@ async def test_a_function_that_cannot_know_leaves_it_to_the_policy(
         assert me.effects.find("pay", "r").status == "asked"
 
 
+async def test_two_who_want_what_cannot_be_known_do_not_repeat_it_twice_as_often(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        with trio.move_on_after(1000):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(me.buy, 404, "r", "repeat")
+        assert [c.attempt for c in BANK.asked] == [1, 2, 3, 4, 5]
+
+
 async def test_code_that_is_cut_off_leaves_a_doubt_not_a_loss(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

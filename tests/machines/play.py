@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     invariant,
 )
 
+from machines.effects import EffectMachine
 from machines.gate import GateMachine
 from machines.parallel import RegistryTogether, TreeTogether
 from machines.registry import RegistryMachine
@@ -56,6 +57,7 @@ class Machine(NamedTuple):
 
 # One line makes a machine known to the tests and to `fuzz`.
 MACHINES: Final[dict[str, Machine]] = {
+    "effects": Machine(EffectMachine, Volume(600, 10_000, 200_000)),
     "gate": Machine(GateMachine, Volume(6_000, 160_000, 4_200_000)),
     "registry": Machine(RegistryMachine, Volume(1_500, 10_000, 200_000)),
     "runs": Machine(RunMachine, Volume(1_000, 10_000, 200_000)),

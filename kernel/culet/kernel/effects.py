@@ -177,11 +177,12 @@ class Effects:
         check: Callable[[], Any] | None,
     ) -> Any:
         """Return the outcome of an effect, doing it if need be."""
-        limits, tries = self.tree.kernel.limits, 0
+        limits, tries, rested = self.tree.kernel.limits, 0, 0
         while True:
             node.check()
             row = self.rows.find(node.slot, wanted)
             if row is None:
+                tries += 1
                 await self._run(node, wanted, None, fn)
                 continue
             if row.digest != wanted.digest:
@@ -203,11 +204,11 @@ class Effects:
                     return _outcome(row)
                 case "join":
                     await self.live[row.born].wait()
+                case "run" if rested < tries:  # its code cannot know, so: not at once
+                    pause = limits.backoff_base_s * 2**rested
+                    rested = tries
+                    await trio.sleep(min(pause, limits.backoff_max_s))
                 case "run":
-                    if tries:  # its code said so, just now: not at once again
-                        pause = limits.backoff_base_s * 2 ** (tries - 1)
-                        await trio.sleep(min(pause, limits.backoff_max_s))
-                        row = self.rows.find(node.slot, wanted) or row
                     tries += 1
                     await self._run(node, wanted, row, fn)
                 case "fail":
