@@ -243,6 +243,24 @@ async def reconciled(story: Story) -> Any:
     return [status, await boss.walk("f", 4)]
 
 
+async def feed(story: Story) -> Any:
+    """A reader of the feed is cut with each life, and goes on at its cursor."""
+    boss = await story.boss()
+    story.start(lambda: story.reader.read(story.test.kernel))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(boss.run, "Worker", NESTED, "r1")
+        nursery.start_soon(boss.run, "Worker", PROGRAM, "r2")
+    await boss.busy_kid("k")
+    await trio.sleep(1)
+    await boss.drop("k")
+    await trio.sleep(1)
+    tree = story.test.tree(*story.scenario.root)
+    assert tree is not None
+    await story.reader.check(story.test.kernel, tree)
+    ended = {e.path for e in story.reader.got if e.kind == "finished"}
+    return sorted(path for path in ended if "/Kid/" not in path)
+
+
 async def evicted(story: Story) -> Any:
     boss = await story.boss()
     await boss.kid("k")
@@ -291,6 +309,7 @@ SCENARIOS: Final = {
         Scenario("doubt", doubt, root=("Thinker", "a")),
         Scenario("reconcile", reconciled, before=begun),
         Scenario("migration", reconciled, before=begun, newer=True),
+        Scenario("feed", feed),
         Scenario("evicted", evicted),
         Scenario("drained", drained),
     )

@@ -17,6 +17,7 @@ from culet.kernel.core.limits import Limits
 from culet.kernel.testing import Harness, open_test_kernel
 from culet.kernel.tree import Tree
 from kernel.peers import RecordingPeer, connect
+from machines.following import Following
 from machines.invariants import broken
 from machines.runs import decoded
 from machines.world import EXPECTED, Actor, Model
@@ -94,6 +95,7 @@ class Story:
         self.journal = Journal()
         self.nursery: trio.Nursery
         self.versions = ExitStack()
+        self.reader = Following(scenario.root)  # it comes back in every life
         self._open = True
         self._cleared: set[str] = set()
         self._clients: dict[RecordingPeer, dict[str, int]] = {}

@@ -23,6 +23,7 @@ from culet.kernel.jobs import Jobs
 from culet.kernel.testing import open_test_kernel
 from culet.kernel.tree import Tree
 from kernel.peers import RecordingPeer, connect
+from machines.following import Following
 from machines.guest import TrioMachine
 from machines.invariants import broken
 from machines.sometimes import Sometimes
@@ -99,7 +100,7 @@ class RunMachine(TrioMachine):
     sometimes: ClassVar = Sometimes(
         "completed", "error", "aborted", "interrupted", "fired", "deleted",
         "crashed", "died in a step", "cut before the end", "told before a crash",
-        "bought", "refused at dispatch", "refused before a spend",
+        "bought", "refused at dispatch", "refused before a spend", "read on",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -108,6 +109,7 @@ class RunMachine(TrioMachine):
         self.model = Actor.model = Model()
         self.waiters: list[trio.CancelScope] = []
         self.clients: list[RecordingPeer] = []
+        self.reader = Following(ROOT)
         self.counted: dict[RecordingPeer, int] = {}
         self.last: dict[tuple[RecordingPeer, str], tuple[int, bool]] = {}
         self.over = trio.Event()
@@ -342,6 +344,25 @@ class RunMachine(TrioMachine):
         """Let everything run that can run."""
         self.do(trio.testing.wait_all_tasks_blocked)
 
+    @rule(passes=st.integers(1, 40), limit=st.sampled_from([None, None, 1, 3]))
+    def read_on(self, passes: int, limit: int | None) -> None:
+        """Let the reader of the feed go on at its cursor, and cut it somewhere."""
+
+        async def read() -> None:
+            with suppress(*EXPECTED):
+                await self.reader.read(self.test.kernel, limit)
+
+        async def some() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                for _ in range(passes):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+
+        before = len(self.reader.got)
+        self.do(some)
+        self.sometimes.hit("read on", 0 < before < len(self.reader.got))
+
     @rule()
     def come(self) -> None:
         """A client connects."""
@@ -535,6 +556,7 @@ class RunMachine(TrioMachine):
         self._nothing_is_left(tree)
         self._hooks_were_called(tree)
         self._clients_agree()
+        self.do(lambda: self.reader.check(self.test.kernel, tree))
 
     def _nothing_is_left(self, tree: Tree) -> None:
         for sql in (
