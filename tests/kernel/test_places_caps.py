@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import trio
 
-from culet.kernel import Limits, RunCaps
+from culet.kernel import CancelToken, Limits, RunCaps
 from culet.kernel.testing import Harness
 from kernel.agents import settle, tree_of
 from kernel.toolkit import TURNS, Frail, Kid, Top, ask, forget, opened, top
@@ -157,3 +158,63 @@ async def test_a_tree_has_a_depth_that_no_run_passes(clock: object) -> None:
         refused = await middle.agent.run_agent_tool(Kid, [], run_id="c")
         assert (refused.status, refused.reason) == ("error", "depth")
         assert TURNS == {"a": 1, "b": 1}
+
+
+class Busy(Top):
+    run_caps = RunCaps(by_class={"Kid": 2}, detached=1, wait_s=15)
+    max_concurrent_agent_tools = 3
+    max_queued_agent_tools = 2
+
+
+@pytest.mark.rule("B-08", "T-252")
+@pytest.mark.parametrize("seed", range(8))
+async def test_whoever_comes_and_goes_no_bound_is_passed_and_no_free_place_is_missed(
+    seed: int, clock: object
+) -> None:
+    chance = random.Random(seed)
+    async with opened(root=Busy, limits=Limits(runs_per_tree=4)) as test:
+        me = await top(test, Busy)
+        places = tree_of(test, "Busy").runs.places
+        refused = waited = 0
+
+        def holds() -> None:
+            nonlocal waited
+            going = me.runs.tree(status="running")
+            loose = [i for i in going if i.detached]
+            assert len(going) <= 4
+            assert len(loose) <= 1
+            assert len(going) - len(loose) <= 3
+            assert sum(i.run.agent_type == "Kid" for i in going) <= 2
+            for waiter in places._lines.get(me._node.slot, ()):
+                waited += 1
+                assert waiter.given or places.full(me._node, waiter.want) is not None
+
+        async def one(number: int) -> None:
+            nonlocal refused
+            token = CancelToken()
+            cls, loose = chance.choice([Kid, Frail]), chance.random() < 0.3
+            program = [["sleep", chance.choice([0, 1, 4, 9])]]
+            with trio.move_on_after(chance.choice([2, 30, 30])):
+                if chance.random() < 0.2:
+                    me.spawn(later, token)
+                run = await me.run_agent_tool(
+                    cls, program, run_id=f"r{number}", detached=loose, cancel=token
+                )
+                refused += run.reason == "capacity"
+
+        async def later(token: CancelToken) -> None:
+            await trio.sleep(1.5)
+            token.cancel("no more")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(one, number)
+                await test.advance(chance.choice([0, 0, 0, 0.5, 2]))
+                await settle()
+                holds()
+        await test.advance(60)
+        holds()
+        assert nobody_waits(test, "Busy")
+        assert me.runs.list(status="running") == []
+        assert refused
+        assert waited
