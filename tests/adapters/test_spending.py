@@ -58,7 +58,8 @@ class Meter:
             yield ToolCall(id=f"c{len(ASKED)}", name=self.tool, input={})
         if self.tells:
             yield Usage(input_tokens=10, output_tokens=words)
-        yield Finish("tool-calls" if self.tool else "stop")
+        whole = "tool-calls" if self.tool else "stop"
+        yield Finish(whole if words == self.words else "length")
 
 
 class Writer(Think):
@@ -94,13 +95,21 @@ async def ask(model: Any, budget: dict[str, int] | None) -> AgentToolRun:
         return await boss.ask(budget)
 
 
-async def test_the_model_is_told_how_much_it_may_say(clock: object) -> None:
+async def test_the_model_is_told_how_much_it_may_say_and_half_an_answer_is_none(
+    clock: object,
+) -> None:
     run = await ask(Meter(1_000), {"tokens": 50})
-    assert run.status == "completed"
+    assert (run.status, run.reason) == ("error", "over-budget")
+    assert run.error == "over budget: the answer was cut after 40 tokens"
     assert [r.max_tokens for r in ASKED] == [40]
     assert run.summary == "w " * 40
     assert run.total == Spent(tokens=50, calls=1)
-    assert run.usage == {"inputTokens": 10, "outputTokens": 40}
+    ASKED.clear()
+    run = await ask(Meter(40), {"tokens": 50})
+    assert (run.status, run.usage) == (
+        "completed",
+        {"inputTokens": 10, "outputTokens": 40},
+    )
 
 
 async def test_what_it_does_not_use_is_there_for_the_next_step(clock: object) -> None:
@@ -297,10 +306,10 @@ async def test_a_turn_that_a_run_asks_another_agent_for_is_paid_by_the_run(
     Writer.the_model = Meter(5)
     async with open_test_kernel(roots=[Host], facets=[Host, Talker]) as test:
         host = await test.kernel.get_agent(Host, "a")
-        run = await host.go(28)
+        run = await host.go(30)
         short = "over budget: 11 tokens asked for, 0 left"
         assert run.output == [["completed", None], ["completed", None], 0]
-        assert run.total == Spent(tokens=28, calls=2)
+        assert run.total == Spent(tokens=30, calls=2)
         run = await host.go(15)
         assert run.output == [["completed", None], ["error", short], 0]
 

@@ -29,7 +29,7 @@ from culet.adapters.model import (
 )
 from culet.kernel import Agent
 from culet.kernel.core.limits import AMOUNT_MAX
-from culet.kernel.errors import UsageError
+from culet.kernel.errors import OverBudget, UsageError
 
 TOOLS_TOKENS: Final = 1_024  # that a provider adds on its own where there are tools
 
@@ -78,11 +78,12 @@ class Call:
         self._usage: Usage | None = None
         self._said = 0  # bytes
         own = getattr(model, "max_tokens", None)
-        most = own or agent._node.tree.kernel.limits.model_tokens
+        most = whole = own or agent._node.tree.kernel.limits.model_tokens
         if left.tokens is not None:
             most = min(most, left.tokens - self._input)
         if left.cost is not None:
             most = min(most, self._affordable(agent, left.cost, most))
+        self._short = most < whole  # it may not say as much as it could
         most = max(1, most)
         self._output = most
         self.request = request
@@ -121,6 +122,12 @@ class Call:
                 self._said += len(msgspec.json.encode([event.name, event.input]))
             case Usage():
                 self._usage = usage_sum(self._usage or Usage(), event)
+
+    def check_whole(self, reason: str) -> None:
+        """Raise `OverBudget` for an answer that ended because the budget did."""
+        if self._short and reason == "length":
+            text = f"over budget: the answer was cut after {self._output} tokens"
+            raise OverBudget(text, what="tokens")
 
     def settle(self) -> None:
         """The model is done: pay what it has used, give back the rest."""

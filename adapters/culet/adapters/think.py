@@ -103,6 +103,7 @@ class Think(AIChatAgent):
                     self._chat.offers.given_up(turn.request_id)
                     raise
                 work.end_of_model()
+                work.check_whole()
             if at.open:
                 await work.run(resumed=resumed)
                 yield work.note({"type": "finish-step"})
@@ -187,6 +188,10 @@ class _Thinking:
     def pay(self) -> None:
         """Reserve what the next call of the model may cost. Raises `OverBudget`."""
         self._call = Call(self.agent, self.model, self._request())
+
+    def check_whole(self) -> None:
+        """Raise `OverBudget` when the answer ended because the budget did."""
+        self._call.check_whole(self.reason)
 
     async def ask(self) -> AsyncGenerator[Chunk, None]:
         """Ask the model for the open step, or for the rest of it; yield what it says."""
