@@ -175,6 +175,92 @@ async def test_the_next_turn_has_tries_of_its_own(clock: object) -> None:
         assert owed(test) == 0
 
 
+# ---- who has asked for it
+
+
+class Asker(Think):
+    """Has its tool ask a child that ends the process with every word."""
+
+    def get_model(self) -> Any:
+        def play(request: ModelRequest) -> Any:
+            calls = [ToolCall(id="c1", name="ask", input={"text": "go"})]
+            return [calls, ["It failed."]][step_number(request)]
+
+        return ScriptedModel(play)
+
+    def get_tools(self) -> dict[str, Any]:
+        return {"ask": agent_tool(self.below, description="asks")}
+
+    below: ClassVar[type[Agent]] = Poison
+
+    def format_agent_tool_input(self, input: Any, request: Any) -> str:  # noqa: A002
+        return str(input["text"])
+
+
+class Upper(Asker):
+    below = Asker
+
+
+@pytest.mark.rule("C-060", "T-162")
+@pytest.mark.parametrize(("cls", "levels"), [(Asker, 1), (Upper, 2)])
+async def test_who_asked_for_a_run_that_is_given_up_hears_so_and_goes_on(
+    cls: type[Agent], levels: int, clock: object
+) -> None:
+    me = (cls.__name__, "a")
+    facets = [Poison, Asker]
+    async with open_test_kernel(roots=[cls], facets=facets, limits=TRIES) as test:
+        async with connected(test.kernel, me) as tab:
+            tab.chat("r1", user("u1", "go"))
+            await trio.sleep(5)
+        for _ in range(2 * TRIES.tries):
+            await test.crash()
+            await test.reopen()
+            await test.kernel.get_agent(cls, "a")
+            await trio.sleep(5)
+        tree = test.tree(*me)
+        assert tree is not None
+        sql = "SELECT class, status, reason FROM run ORDER BY born DESC"
+        first, *others = tree.db.execute(sql)
+        assert first == ("Poison", "error", "recovery-exhausted")
+        assert others == [("Asker", "completed", None)] * (levels - 1)
+        assert row(test, me, "r1")[0] == "completed"
+        assert (await history(test, me))[-1] == "It failed."
+        del BEGUN["r1"]
+        assert [*BEGUN.values()] == [TRIES.tries]
+
+
+@pytest.mark.rule("C-060")
+async def test_who_asks_for_a_poison_after_the_other_has_an_end_as_well(
+    clock: object,
+) -> None:
+    class Stubborn(Agent):
+        resumable: ClassVar[bool] = True
+
+        async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+            for number in range(1_000):
+                await self.run_agent_tool(Poison, "go", run_id=f"p{number}")
+                yield {"type": "text-delta", "id": "t", "delta": "again "}
+
+        async def begin(self) -> None:
+            await self.run_agent_tool(Stubborn, None, run_id="s", detached=True)
+
+    facets = [Poison, Stubborn]
+    async with open_test_kernel(roots=[Stubborn], facets=facets, limits=TRIES) as test:
+        await (await test.kernel.get_agent(Stubborn, "a")).begin()
+        for _ in range(5 * TRIES.tries):
+            await trio.sleep(5)
+            await test.crash()
+            await test.reopen()
+            await test.kernel.get_agent(Stubborn, "a")
+        await trio.sleep(5)
+        tree = test.tree("Stubborn", "a")
+        assert tree is not None
+        assert tree.db.execute("SELECT status FROM run WHERE status = 'running'") == []
+        sql = "SELECT status, reason FROM run WHERE id = 's'"
+        assert tree.db.execute(sql) == [("error", "recovery-exhausted")]
+        assert sum(BEGUN.values()) <= 2 * TRIES.tries
+
+
 # ---- a person is asked: no loop
 
 

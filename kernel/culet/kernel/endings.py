@@ -18,6 +18,7 @@ import trio
 
 from . import runtree
 from .calls import UNENCODABLE, stored_json
+from .core.limits import DEPTH_MAX
 from .core.run import AgentToolRun, Status
 from .core.status import Cause, own_words, settled
 from .errors import CuletError, UsageError
@@ -60,6 +61,12 @@ _RUN_OF_CHILD: Final = "SELECT owner, id, child FROM run WHERE child = ? AND id 
 _ASKED_RUNS: Final = (
     "SELECT owner, id, child FROM run"
     " WHERE owner = ? AND asker = ? AND status = 'running' ORDER BY born"
+)
+_LEVELS: Final = (
+    "WITH RECURSIVE asked (slot, id, level) AS (SELECT ?, ?, 0 UNION ALL"
+    " SELECT run.child, run.id, level + 1 FROM run JOIN asked"
+    f" ON run.owner = asked.slot AND run.asker = asked.id WHERE level < {DEPTH_MAX})"
+    " SELECT max(level) FROM asked"
 )
 _ASKED_FIBERS: Final = (
     "SELECT owner, id, kind FROM fiber"
@@ -197,6 +204,10 @@ class Endings:
         return list(
             dict.fromkeys(asked + [s for r in runs for s in self._below(r.slot)])
         )
+
+    def levels(self, slot: str, what: str) -> int:
+        """Return over how many levels a turn has asked for runs, ended ones included."""
+        return int(self.db.execute(_LEVELS, (slot, what))[0][0])
 
     def _below(self, slot: str) -> list[Subject]:
         """Return every unfinished run and fiber of the agents at and below `slot`."""

@@ -516,7 +516,7 @@ class Jobs:
         ended, or an owner that did not start, may never have come to call it. A turn has
         a bound that nothing it says sets back: one word in each life would keep it for ever.
         """
-        if taken.row.tries > self.tree.kernel.limits.tries:
+        if self._tries_over(taken):
             return True
         least = self.tree.kernel.limits.attempts
         if taken.attempts <= least:
@@ -526,12 +526,23 @@ class Jobs:
             return False
         return self._verdict(taken, limit) != "keep-trying"
 
+    def _tries_over(self, taken: Taken) -> bool:
+        """Whether a turn has had all its tries.
+
+        Who has asked for runs has as many more for each level of them: a run that ends its
+        process each time takes its asker along, which is to hear how that came out.
+        """
+        row, tries = taken.row, self.tree.kernel.limits.tries
+        if row.tries <= tries:
+            return False
+        return row.tries > tries * (1 + self.tree.endings.levels(row.owner, row.what))
+
     def _why_beyond(self, taken: Taken) -> str:
-        limit = self.tree.kernel.limits.tries
         why = taken.row.error or "the process ended each time"
-        if taken.row.tries <= limit:
+        if not self._tries_over(taken):
             return why
-        return f"taken up {limit} times, however far it came (limits.tries): {why}"
+        times = taken.row.tries - 1
+        return f"taken up {times} times, however far it came (limits.tries): {why}"
 
     def _missed(self, taken: Taken) -> bool:
         """Move on from a tick that its policy does not make up for; whether it was one."""
