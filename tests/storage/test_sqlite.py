@@ -273,6 +273,23 @@ def test_many_files_are_served_by_few_connections(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.rule("F-11", "I-43")
+def test_a_record_of_many_closed_files_keeps_none_of_them_open(tmp_path: Path) -> None:
+    store = opened(str(tmp_path), limits=Limits(open_databases=8))
+    tree = store.open_tree(KEY, level="process")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    slots = [f"s{number}" for number in range(200)]
+    for turn in range(2):
+        for slot in slots:
+            if not turn:
+                add_node(tree, slot)
+            tree.agent(slot).execute(NOTE, (f"k{turn}", BIG))
+        barrier(tree)
+        assert len(os.listdir("/proc/self/fd")) < descriptors + 8 * 4 + 20
+    assert all(keys(tree, slot) == ["k0", "k1"] for slot in slots)
+    store.close()
+
+
 def test_of_files_that_are_read_while_their_agents_sleep_few_stay_open(
     tmp_path: Path,
 ) -> None:

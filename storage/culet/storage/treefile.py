@@ -188,6 +188,7 @@ class SqliteTree(Connections):
             level=level,
             segment_bytes=self.limits.segment_bytes,
         )
+        self.log.is_open = self.is_open
         self._janitor = Janitor(self.log, self, self.limits)
         self._tree_file = self.log.files.get(TREE_FILE) or self.log.create(
             TREE_FILE, templates.tree
@@ -295,7 +296,10 @@ class SqliteTree(Connections):
 
     def is_open(self, file: Tracked) -> bool:
         """Whether the loop has a connection to that file."""
-        return self._database(file).connection is not None
+        if file is self._tree_file:
+            return self.tree.connection is not None
+        agent = self._agents.get(file.name.removesuffix(".db"))
+        return agent is not None and agent.connection is not None
 
     def own(self, file: Tracked) -> apsw.Connection:
         """Open a connection for one checkpoint, on the calling thread."""
