@@ -78,6 +78,7 @@ EFFECT = (
     "began_at, settled_at) VALUES ('root0', 'call', 'pay', 'k', '', "
     "'ask', 1, 'completed', '7', 1, 2)"
 )
+LETTER = "INSERT INTO main.mail (slot, run, id, body, sent_at) VALUES ('kid', {}, 1)"
 ACCOUNT = "INSERT INTO main.account (slot, what, state, tokens_held) VALUES ({})"
 GONE = "INSERT INTO main.gone (place, owner, frame, kind, path) VALUES ({}, 'deleted', 'p')"
 FAULTS = [
@@ -104,6 +105,9 @@ FAULTS = [
     ("has ended, nothing draws on it", ACCOUNT.format("'kid', 'run1', 'ended', 0")),
     ("holds 5 tokens, those below", ACCOUNT.format("'kid', 'run1', 'open', 5")),
     ("trigger account_of_run", "DROP TRIGGER main.account_of_run"),
+    ("letter l to run none", LETTER.format("'none', 'l', '1'")),
+    ("letter l to run run1 is no JSON", LETTER.format("'run1', 'l', '{'")),
+    ("trigger mail_of_ended", "DROP TRIGGER main.mail_of_ended"),
     (f"newer than {len(schema.TREE)}", "PRAGMA main.user_version = 9"),
     ("has no place", "UPDATE main.run SET place = NULL WHERE id = 'run1'"),
     ("its end lies at 9", "UPDATE main.run SET end_place = 9 WHERE id = 'run1'"),

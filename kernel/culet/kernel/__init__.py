@@ -48,6 +48,9 @@ from .http import Request as Request
 from .http import Response as Response
 from .kernel import Kernel as Kernel
 from .kernel import open_kernel as open_kernel
+from .mailbox import Letter as Letter
+from .mailbox import Mailbox as Mailbox
+from .mailbox import Sent as Sent
 from .milestones import Milestone as Milestone
 from .milestones import Progress as Progress
 from .milestones import Reports as Reports

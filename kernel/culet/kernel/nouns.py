@@ -24,6 +24,7 @@ from .deliveries import Delivery
 from .errors import FacetAborted, UsageError
 from .feed import Feed, cursor_now, of_agent
 from .fiberrows import FiberResolution, FiberRun, Statuses
+from .mailbox import Sent
 from .milestones import Milestone, Reports
 from .node import Ambient, Node, ambient, is_stop
 from .plans import Due
@@ -260,6 +261,18 @@ class RunsNoun:
         """Try a dead delivery again; False for one that is not dead."""
         self._node.check()
         return deliveries.again(self._node.tree, self._node.slot, delivery_id)
+
+    async def send(self, run_id: str, message: Any, *, id: str | None = None) -> Sent:  # noqa: A002
+        """Send a letter to a run of this agent: any small JSON value.
+
+        Its turn gets it from `turn.mailbox`, in order, at least once; the same `id` is one
+        letter, however often it is sent. Nothing is accepted for a run that has ended: its
+        `status` says so. Raises `NotFound` when there is no such run, `CapacityError`
+        beyond `limits.mail_bytes` and `limits.mail_waiting`.
+        """
+        sent = self._node.tree.mail.send(self._node, run_id, message, id)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return sent
 
     def questions(self, run_id: str | None = None) -> Questions:
         """Return what the runs of this agent, and all below them, ask a person or a client.

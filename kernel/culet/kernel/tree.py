@@ -34,6 +34,7 @@ from .errors import (
 from .events import Stopped, Whereabouts
 from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
+from .mailbox import Mail
 from .milestones import Milestones
 from .node import Node, State, ambient, check_cycle, own, starting, starts_under
 from .order import Order
@@ -131,6 +132,7 @@ class Tree:
         self.budgets = Budgets(self)
         self.milestones = Milestones(self)
         self.questions = Questions(self)
+        self.mail = Mail(self)
         self.turns = Turns(self)
         self.fibers = Fibers(self)
         self.effects = Effects(self)

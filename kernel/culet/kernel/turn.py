@@ -31,6 +31,7 @@ from .errors import (
     UsageError,
 )
 from .jobs import StartFailed, Taken
+from .mailbox import Mailbox
 from .milestones import MILESTONE, PROGRESS, Progress, check_size
 from .node import Ambient, Node, State, Work, is_stop
 from .pump import follow
@@ -169,6 +170,7 @@ class Turn:
         self._reached: list[str] | None = None
         self.said_at: int | None = None if attempt == 1 else node.tree.now()
         self._says_waiting: bool | None = None
+        self._mailbox: Mailbox | None = None
         self.gave_up: Cause | None = None  # why the kernel has asked its child to end
 
     @property
@@ -195,6 +197,13 @@ class Turn:
             bodies = self._stream.bodies()
             self._earlier = [msgspec.json.decode(body) for body in bodies]
         return self._earlier
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """What the parent sends to this run with `runs.send`; see `Mailbox`."""
+        if self._mailbox is None:
+            self._mailbox = Mailbox(self)
+        return self._mailbox
 
     @property
     def says_waiting(self) -> bool:
@@ -473,6 +482,7 @@ class Turns:
         finally:
             if self.live.get(key) is turn:
                 del self.live[key]
+                self.tree.mail.over(key)
 
     def _success(self, subject: Subject, turn: Turn) -> Ending:
         limit = self.tree.kernel.limits

@@ -138,6 +138,20 @@ _SINCE: Final[dict[int, tuple[tuple[str, str], ...]]] = {  # schemas of `tree.db
         ),
     ),
     5: ACCOUNT_RULES,
+    7: (
+        (
+            "The letter {} to run {} of agent {} is for no run that goes on.",
+            """
+            SELECT mail.id, mail.run, mail.slot FROM mail WHERE NOT EXISTS (
+              SELECT 1 FROM run WHERE run.child = mail.slot AND run.id = mail.run
+                AND run.status = 'running')
+            """,
+        ),
+        (
+            "The letter {} to run {} is no JSON.",
+            "SELECT mail.id, mail.run FROM mail WHERE NOT json_valid(mail.body)",
+        ),
+    ),
 }
 _AGENT_RULES: Final[tuple[tuple[str, str], ...]] = (
     (
@@ -171,6 +185,7 @@ _GUARDS: Final[dict[bool, tuple[str, ...]]] = {
 _GUARDS_SINCE: Final = {
     2: ("effect_absorbs",),
     5: ("account_of_run", "account_of_turn"),
+    7: ("mail_of_ended", "mail_of_run"),
 }
 _ENDS: Final = (
     "SELECT run.id, run.n, 'run' FROM run JOIN node ON node.slot = run.child"

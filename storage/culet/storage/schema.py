@@ -223,6 +223,24 @@ BEGIN
 END;
 """,
     _PLACES,
+    """
+-- What parents say to runs that are at work; it goes with their end.
+CREATE TABLE mail (
+  n INTEGER PRIMARY KEY AUTOINCREMENT,     -- in the order of sending
+  slot TEXT NOT NULL,                      -- agent whose run it is for
+  run TEXT NOT NULL,
+  id TEXT NOT NULL,
+  body TEXT NOT NULL,                      -- JSON
+  sent_at INTEGER NOT NULL,
+  done_at INTEGER,                         -- its run needs it no more
+  UNIQUE (slot, run, id)
+) STRICT;
+CREATE INDEX mail_waiting ON mail (slot, run, n) WHERE done_at IS NULL;
+CREATE TRIGGER mail_of_ended AFTER UPDATE OF status ON run WHEN NEW.status <> 'running'
+BEGIN DELETE FROM mail WHERE slot = NEW.child AND run = NEW.id; END;
+CREATE TRIGGER mail_of_run AFTER DELETE ON run
+BEGIN DELETE FROM mail WHERE slot = OLD.child AND run = OLD.id; END;
+""",
 )
 
 AGENT: Final[tuple[str, ...]] = (

@@ -99,6 +99,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         16  # calls of a run and of all below it that one report names
     )
     questions_bytes: int = 12 << 10  # of their inputs in one report, as JSON
+    mail_bytes: int = 16 << 10  # of one letter to a run, as JSON
+    mail_waiting: int = 100  # letters to one run that it has not done
+    mail_known: int = 1_000  # ids of letters of one run that are known after it did them
     milestones: int = 1_000  # that one run reports
     runs_per_tree: int = 10_000  # that go on at once, over all agents of a tree
     many_retained: int = 1_000  # runs of one agent: then there is a warning
