@@ -11,11 +11,15 @@ from culet.adapters import RoutedAgent, RoutedAgents
 from culet.kernel import (
     Agent,
     AgentToolRun,
+    Budget,
     Forward,
     Kernel,
+    Left,
     Request,
     Response,
     Schedule,
+    Spend,
+    Spent,
 )
 from culet.web import route_sub_agent_request
 
@@ -49,8 +53,12 @@ class Parent(Agent):
         assert_type(await child.ping("x"), str)
         found = await self.dynamic_agents.lookup(Child, "c")
         assert_type(found, Child | None)
-        run = await self.run_agent_tool(Child, {"n": n})
+        run = await self.run_agent_tool(Child, {"n": n}, budget=Budget(tokens=9))
         assert_type(run, AgentToolRun)
+        assert_type(run.total, Spent | None)
+        assert_type(self.runs.spent("r"), Spent)
+        assert_type(await self.budget.reserve(tokens=1), Spend)
+        assert_type(self.budget.left(), Left)
         made = await self.schedule(1.0, self.count)
         assert_type(made, Schedule)
         return [n]
