@@ -182,6 +182,7 @@ def doubt_parts(message: dict[str, Any]) -> list[Any]:
 # ---- ask
 
 
+@pytest.mark.rule("B-25")
 async def test_a_call_in_doubt_is_a_question_to_a_person_and_listed(
     clock: object,
 ) -> None:

@@ -635,6 +635,32 @@ async def test_the_list_is_read_page_by_page(clock: object) -> None:
             me.effects.list(limit=0)
 
 
+async def test_who_looks_from_above_sees_the_doubts_of_all_below(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        kid = await me.dynamic_agents.get(Shop, "x")
+        await me.buy(1, "mine")
+        await kid.buy(2, "kid's")
+        BANK.shut = trio.Event()
+        with trio.move_on_after(1):
+            await kid.buy(3, "doubt")
+        assert [e.key for e in me.effects.list()] == ["mine"]
+        found = me.effects.list(below=True)
+        paths = [(e.key, e.path) for e in found]
+        assert paths == [
+            ("mine", "Top/a"), ("kid's", "Top/a/Shop/x"), ("doubt", "Top/a/Shop/x"),
+        ]  # fmt: skip
+        (doubt,) = test.kernel.effects("Top", "a", uncertain=True)
+        assert (doubt.key, doubt.path) == ("doubt", "Top/a/Shop/x")
+        assert not me.effects.resolve(doubt.id, result=1), "its own agent decides"
+        assert me.effects.list(below=True, after=found[1].id) == [doubt]
+        assert test.kernel.effects("Top", "nobody") == []
+        with pytest.raises(UsageError):
+            me.effects.list(status="done")
+
+
 async def test_subscribers_hear_of_intents_doubts_and_outcomes(clock: object) -> None:
     heard: list[tuple[str, Any]] = []
     async with opened() as test:

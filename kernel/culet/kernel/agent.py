@@ -29,8 +29,8 @@ from .core.places import RunCaps
 from .core.questions import Policy
 from .core.run import AgentToolRun
 from .detached import Detached, checked
+from .effectnoun import EffectsNoun
 from .effectrows import Row as EffectRow
-from .effects import EffectsNoun
 from .errors import NotFound, StorageError, UsageError
 from .fiberrows import FiberRecovery, FiberResolution, progress_of
 from .http import ConnectContext, Forward, Headers, Request, Response, as_request

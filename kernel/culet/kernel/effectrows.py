@@ -12,6 +12,7 @@ import msgspec
 
 from .calls import stored_json
 from .core.effects import Policy, Standing, Status, derive_token
+from .endings import BELOW
 from .errors import CapacityError, UsageError
 
 if TYPE_CHECKING:
@@ -27,11 +28,15 @@ _BY_KEY: Final = (
     f"SELECT {_COLUMNS} FROM effect"
     " WHERE owner = ? AND kind = ? AND name = ? AND key = ?"
 )
-_LIST: Final = (
-    f"SELECT {_COLUMNS} FROM effect WHERE owner = ?1 AND born > ?2"
-    " AND (?3 IS NULL OR status IN (SELECT value FROM json_each(?3)))"
+_WANTED: Final = (
+    " AND born > ?2 AND (?3 IS NULL OR status IN (SELECT value FROM json_each(?3)))"
     " AND (?4 IS NULL OR name = ?4)"
     " AND born NOT IN (SELECT value FROM json_each(?5)) ORDER BY born LIMIT ?6"
+)
+_OWN: Final = f"SELECT {_COLUMNS} FROM effect WHERE owner = ?1{_WANTED}"
+_BELOW: Final = (
+    f"{BELOW}SELECT {_COLUMNS} FROM effect"
+    f" WHERE owner IN (SELECT slot FROM sub){_WANTED}"
 )
 _BEGIN: Final = (
     "INSERT INTO effect (owner, kind, name, key, asker, tool_call_id, digest, preview,"
@@ -73,9 +78,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     `error` with the text of what was raised, `unknown` (it was given up without an
     answer). `uncertain`: nobody knows whether it was carried out. `token` is the same in
     every attempt. `asker`: the run, turn or fiber whose code does it.
+    `slot` is of its agent, `path` as well where agents below were asked for.
     """
 
     id: str
+    slot: str
     kind: Kind
     name: str
     key: str
@@ -91,6 +98,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     began_at: int
     settled_at: int | None
+    path: str | None = None
 
 
 class Wanted(NamedTuple):
@@ -137,10 +145,11 @@ class Row(NamedTuple):
         """Return it as the rules see it."""
         return Standing(self.status, self.attempt, live)
 
-    def shown(self, live: bool) -> Effect:
+    def shown(self, live: bool, path: str | None = None) -> Effect:
         """Return the public record."""
         return Effect(
-            id=str(self.born), kind=self.kind, name=self.name, key=self.key,
+            id=str(self.born), slot=self.owner, path=path, kind=self.kind,
+            name=self.name, key=self.key,
             token=self.token, policy=self.policy, status=self.status,
             attempt=self.attempt, uncertain=self.standing(live).uncertain,
             asker=self.asker, tool_call_id=self.tool_call_id,
@@ -176,12 +185,14 @@ class EffectRows:
         without: list[int],
         limit: int | None,
         after: str | None,
+        below: bool,
     ) -> list[Row]:
-        """Return rows in the order of their birth."""
+        """Return rows in the order of their birth; `below`: of all below as well."""
         wanted = None if statuses is None else _json(sorted(statuses))
         first = 0 if after is None else _number(after)
         params = (owner, first, wanted, name, _json(without), self._most(limit))
-        return [Row(*row) for row in self.db.execute(_LIST, params)]
+        sql = _BELOW if below else _OWN
+        return [Row(*row) for row in self.db.execute(sql, params)]
 
     def begin(self, owner: str, wanted: Wanted) -> Row:
         """Write the intent. Raises `CapacityError`: then nothing may be done."""

@@ -25,6 +25,7 @@ from .classes import Classes
 from .clock import Chance, Clock, SystemClock
 from .core.limits import Limits
 from .core.path import check_name
+from .effectrows import Effect
 from .errors import (
     ChildDidNotStop,
     Deleted,
@@ -597,6 +598,27 @@ class Kernel:
             tree.root_slot, status=status, limit=limit, after=after, below=True
         )
         return [tree.fibers.now(f) for f in found]
+
+    def effects(
+        self,
+        class_name: str,
+        name: str,
+        *,
+        uncertain: bool | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Effect]:
+        """Return effects of all agents of an open root, each with its path; none if it sleeps.
+
+        In the order in which they were begun, at most `limits.due_rows` at once; go on
+        with the id of the last one as `after`. To decide about one, let its agent do it.
+        """
+        tree = self.trees.get(TreeKey(class_name, name))
+        if tree is None or tree.closed:
+            return []
+        return tree.effects.all(
+            tree.root_slot, uncertain=uncertain, limit=limit, after=after, below=True
+        )
 
     def feed(
         self,
