@@ -238,6 +238,7 @@ async def run_ended(test: Harness, run_id: str | None = None) -> AgentToolRun:
 # ---- up to people
 
 
+@pytest.mark.rule("B-11")
 async def test_a_question_three_levels_down_is_answered_at_the_top(
     clock: object, script: Any
 ) -> None:
@@ -279,6 +280,7 @@ async def test_a_question_three_levels_down_is_answered_at_the_top(
         assert GATES[0].endswith(f"/sub/leaf/{leaf_run}")
 
 
+@pytest.mark.rule("B-11")
 async def test_every_level_between_may_answer_and_the_first_one_stands(
     clock: object, script: Any
 ) -> None:
@@ -358,6 +360,7 @@ async def test_a_parent_without_a_chat_answers_too(clock: object, script: Any) -
         assert (run.status, run.summary) == ("completed", "Leaf done.")
 
 
+@pytest.mark.rule("B-11")
 @pytest.mark.parametrize("cut", ["leaf", "all"])
 async def test_it_is_asked_and_answered_over_crashes(
     clock: object, script: Any, cut: str
@@ -469,6 +472,7 @@ def test_an_answer_that_was_taken_stands_after_a_crash_at_any_point(
 # ---- who may not
 
 
+@pytest.mark.rule("B-11")
 @pytest.mark.parametrize("who", ["readonly", "a gate", "nobody", "another call"])
 async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
     name = "reader" if who == "readonly" else "c"
@@ -565,6 +569,7 @@ async def test_a_run_that_was_cancelled_takes_its_questions_along(
 # ---- policies
 
 
+@pytest.mark.rule("B-11")
 @pytest.mark.parametrize(
     ("policy", "done", "said"),
     [("deny", [], "refused"), ("auto", ["Leaf 1"], "paid 1")],
