@@ -109,6 +109,10 @@ class AgentSockets:
         await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _two_lengths(scope):
+            await send({"type": "http.response.start", **_TWO_LENGTHS})
+            await send({"type": "http.response.body", "body": b""})
+            return
         intake = scope[INTAKE] = Intake(receive)
         path = raw_path(scope)
         for gateway in self._gateways:
@@ -474,6 +478,20 @@ async def _refuse(receive: Receive, send: Send, close: Close) -> None:
         await _close(send, close)
         while (await receive())["type"] != "websocket.disconnect":
             pass
+
+
+def _two_lengths(scope: Scope) -> bool:
+    """Whether a request says in two ways where it ends: who reads it otherwise than we
+    do, a proxy before us, sees another request behind it.
+    """
+    names = {name.lower() for name, _value in scope["headers"]}
+    return b"content-length" in names and b"transfer-encoding" in names
+
+
+_TWO_LENGTHS: Final = {
+    "status": 400,
+    "headers": [(b"content-length", b"0"), (b"connection", b"close")],
+}
 
 
 async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
