@@ -325,7 +325,8 @@ async def test_a_spend_that_is_under_way_may_come_back_one_of_a_turn_that_ended_
             ["sleep", 1],
             ["buy", 40],
             ["run", [["buy", 30]], {"run_id": "never settles"}],
-            ["buy", 40, 0],
+            ["buy", 60],
+            ["buy", 61],
         ]
         run = await me.run_agent_tool(
             Buyer, steps, run_id="top", budget=Budget(tokens=100)
@@ -335,7 +336,8 @@ async def test_a_spend_that_is_under_way_may_come_back_one_of_a_turn_that_ended_
             "slept",
             "bought",
             ["completed", None, ["bought"], False],
-            ["tokens", 40, 20, True],
+            ["tokens", 60, 20, True],
+            ["tokens", 61, 20, False],
         ]
         assert run.total == Spent(tokens=80, calls=3)
 
