@@ -29,7 +29,7 @@ from culet.adapters.remote import (
     ModelRefused,
     ModelUnavailable,
 )
-from culet.adapters.sse import Event
+from culet.kernel.core.sse import Event
 
 
 def folded(*events: Any, lead: str = "") -> list[ModelEvent]:

@@ -18,7 +18,7 @@ from culet.adapters.model import (
 )
 from culet.adapters.openai_wire import ChatFold, messages_of, tools_of
 from culet.adapters.remote import ModelCut, ModelError, ModelUnavailable
-from culet.adapters.sse import Event
+from culet.kernel.core.sse import Event
 
 DONE = "[DONE]"
 

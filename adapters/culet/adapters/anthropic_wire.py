@@ -26,9 +26,9 @@ from culet.adapters.remote import (
     said_by,
     shortened,
 )
-from culet.adapters.sse import Event
 from culet.adapters.wire import GO_ON, Asked, object_of, safe_ids, schema_of
 from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.sse import Event
 
 _REASONS: Final = {
     "end_turn": "stop",

@@ -1,9 +1,10 @@
 """A chat over plain HTTP, as `useChat` of the AI SDK speaks it: POST, and events back.
 
 `POST …/chat` asks and answers with the turn's chunks as server-sent events; `GET
-…/chat/ID/stream` goes on with the turn that runs, from its first chunk, or says 204;
-`POST …/chat/ID/stop` stops it. Who leaves stops nothing: the turn goes on, and is there
-for whoever comes back. ID is the client's name for the chat; the agent has one.
+…/chat/ID/stream` goes on with the turn that runs, from its first chunk, or says 204 (with
+`?turn=` the one of that name, also when it has ended, while its chunks are kept); `POST
+…/chat/ID/stop` stops it. Who leaves stops nothing: the turn goes on, and is there for
+whoever comes back. ID is the client's name for the chat; the agent has one.
 
 Source of the protocol: the AI SDK's `DefaultChatTransport` and UI message stream, v1.
 """
@@ -78,7 +79,7 @@ async def answer(chat: Chat, request: Request) -> Response | None:
         case ("POST", [*_, "chat"]):
             return await _asked(chat, request)
         case ("GET", [*_, "chat", _name, "stream"]):
-            found = chat.offers.to_resume()
+            found = _wanted(chat, request.query.get("turn"))
             return Response(b"", 204) if found is None else _events(chat, found)
         case ("POST", [*_, "chat", _name, "stop"]):
             for turn in chat.turns()[:1]:
@@ -86,6 +87,14 @@ async def answer(chat: Chat, request: Request) -> Response | None:
             return Response(b"", 204)
         case _:
             return None
+
+
+def _wanted(chat: Chat, turn: str | None) -> str | None:
+    """Return the turn that is asked for by name, while its chunks are kept; or what runs."""
+    if turn is None:
+        return chat.offers.to_resume()
+    subject = chat.tree.endings.subject(chat.slot, turn)
+    return None if subject is None or subject.kind not in ("turn", "run") else turn
 
 
 async def _asked(chat: Chat, request: Request) -> Response:

@@ -24,9 +24,9 @@ from culet.adapters.model import (
     Usage,
 )
 from culet.adapters.remote import ModelCut, ModelUnavailable, said_by, shortened
-from culet.adapters.sse import Event
 from culet.adapters.wire import GO_ON, Asked, object_of, safe_ids, schema_of
 from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.sse import Event
 
 _REASONS: Final = {
     "stop": "stop",

@@ -31,9 +31,9 @@ from typing import Any, Final, Protocol, final
 import msgspec
 import trio
 
-from culet.adapters import sse
 from culet.adapters.model import ModelEvent
 from culet.kernel.clock import Chance
+from culet.kernel.core import sse
 from culet.kernel.core.job import Retry, next_try
 from culet.kernel.core.limits import DEFAULT
 from culet.kernel.errors import CuletError, RemoteProtocolError, UsageError

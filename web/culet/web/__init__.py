@@ -11,6 +11,8 @@ from .app import install as install
 from .app import kernel_of as kernel_of
 from .client import RemoteAgent as RemoteAgent
 from .client import connect as connect
+from .client_http import HttpAnswer as HttpAnswer
+from .client_http import ask_over_http as ask_over_http
 from .routing import route_sub_agent_request as route_sub_agent_request
 from .routing import route_sub_agent_socket as route_sub_agent_socket
 from .serve import serve as serve

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culet.adapters.sse import Decoder, Event
+from culet.kernel.core.sse import Decoder, Event
 from culet.kernel.errors import RemoteProtocolError
 
 

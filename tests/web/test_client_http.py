@@ -1,0 +1,111 @@
+"""The Python client over plain HTTP: an answer is whole, whatever becomes of the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from culet.kernel.errors import CallFailed, ConnectionEnded, ConnectionLost, UsageError
+from culet.web import ask_over_http, connect
+from web.remote import GATES, QUICK, fresh_messages, gate, host, running, wire, words
+
+BOT = "chat-bot/b"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    GATES.clear()
+
+
+async def test_an_answer_comes_chunk_by_chunk_to_its_end() -> None:
+    async with running() as server:
+        async with ask_over_http(server.url(BOT), "say 6") as answer:
+            kinds = [chunk["type"] async for chunk in answer]
+        assert (kinds[0], kinds.count("text-delta")) == ("start", 6)
+        assert (answer.text, answer.outcome) == (words(6), "completed")
+        assert (await fresh_messages(server.url(BOT)))[-1]["parts"] == answer.parts
+
+
+async def test_a_line_that_is_cut_loses_and_doubles_nothing() -> None:
+    async with running() as server, wire(server.port) as proxy:
+        url = proxy.url(BOT)
+        async with ask_over_http(url, "say 6 3", limits=QUICK, seed=1) as answer:
+            said = []
+            while "".join(said) != words(3):
+                chunk = await anext(answer)
+                said += [chunk["delta"]] if chunk["type"] == "text-delta" else []
+            proxy.cut()
+            gate("chat").open.set()
+            with trio.fail_after(10):
+                said += [c["delta"] async for c in answer if c["type"] == "text-delta"]
+        assert "".join(said) == words(6) == answer.text
+        assert answer.outcome == "completed"
+
+
+async def test_what_ended_while_the_line_was_cut_is_read_all_the_same() -> None:
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(server.url(BOT)) as watcher,
+    ):
+        url = proxy.url(BOT)
+        async with ask_over_http(url, "say 6 3", limits=QUICK) as answer:
+            await gate("chat").reached.wait()
+            proxy.accepts = False
+            proxy.cut()
+            gate("chat").open.set()
+            with trio.fail_after(10):
+                await watcher.until(lambda a: a.messages and not a.turns)
+            proxy.accepts = True
+            assert await answer.done() == words(6)
+
+
+async def test_it_goes_on_over_a_restart_of_the_server(tmp_path: Any) -> None:
+    async with (
+        host(tmp_path) as server,
+        ask_over_http(server.url(BOT), "say 6 3", limits=QUICK) as answer,
+    ):
+        await gate("chat").reached.wait()
+        await server.stop()
+        GATES.clear()
+        gate("chat").open.set()
+        await server.start()
+        with trio.fail_after(20):
+            assert await answer.done() == words(6)
+
+
+async def test_who_leaves_stops_nothing() -> None:
+    async with running() as server:
+        async with ask_over_http(server.url(BOT), "say 6 3"):
+            await gate("chat").reached.wait()
+        gate("chat").open.set()
+        async with connect(server.url(BOT)) as watcher:
+            with trio.fail_after(10):
+                await watcher.until(lambda a: a.messages and not a.turns)
+            assert watcher.messages[-1]["parts"][-1]["text"] == words(6)
+
+
+async def test_a_turn_that_fails_says_so_behind_what_it_said() -> None:
+    async with running() as server:
+        async with ask_over_http(server.url(BOT), "fail 3") as answer:
+            with pytest.raises(CallFailed):
+                await answer.done()
+        assert answer.outcome is None
+
+
+async def test_what_is_refused_or_never_arrives_is_told_by_name() -> None:
+    async with running() as server, wire(server.port) as proxy:
+        with pytest.raises(ConnectionEnded, match="nobody") as refused:
+            async with ask_over_http(server.url("nobody/b"), "hi"):
+                pass
+        assert refused.value.code == 4400
+        proxy.accepts = False
+        with pytest.raises(ConnectionLost):
+            async with ask_over_http(proxy.url(BOT), "hi"):
+                pass
+        for question in ({"id": "1"}, {"id": "1", "role": "user", "parts": [object()]}):
+            with pytest.raises(UsageError):
+                async with ask_over_http(server.url(BOT), question):
+                    pass
