@@ -191,6 +191,7 @@ async def _descend(
     for number, hop in enumerate(below.hops, 1):
         request = request.at(below.tail(number - 1))
         child = ChildRef(hop.class_name, hop.name)
+        there = tree.slot_of(node.slot, hop.class_name, hop.name) is not None
         answer = await _gate(
             tree.kernel, node, _within(node, node.agent.on_before_sub_agent, request),
             request, child,
@@ -199,8 +200,9 @@ async def _descend(
             await tree.durable()
             return answer
         request = answer
+        # what was there when the gate was asked is not made again if it is deleted
         last = number == len(below.hops)
-        node = await _step(tree, node, hop, create=last)
+        node = await _step(tree, node, hop, create=last and not there)
     await tree.durable()
     if below.hops:
         request = request.at(below.leaf_path)
@@ -300,6 +302,7 @@ async def _step(tree: Tree, parent: Node, hop: PathStep, *, create: bool) -> Nod
     if slot is None:
         msg = f"no {hop.class_name} {hop.name!r}"
         raise NotFound(msg)
+    tree.aborted.pop(slot, None)  # who was let in brings it back, as `get` does
     return await tree.wake(slot)
 
 
