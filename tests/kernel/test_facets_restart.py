@@ -150,9 +150,11 @@ class Busy(Kid):
         await self.fibers.start("f", self._steps, fiber_id="f")
         script = [["say", "x"], ["sleep", 1000]]
         for _ in range(2):
-            await self.run_agent_tool(
+            run = await self.run_agent_tool(
                 ScriptedChild, script, detached=True, budget=Budget(tokens=9)
             )
+            await self.runs.send(run.run_id, "hello")
+        await self.effects.call("pay", trio.lowlevel.checkpoint, key="k")
         await self.run_agent_tool(ScriptedChild, [["say", "x"]])
         await self.runs.clear(status="completed")
 
