@@ -169,6 +169,7 @@ async def attempts(agent: Any) -> list[str]:
     for name, fn in {
         "child": lambda: agent.dynamic_agents.get(Branch, "new"),
         "wake": lambda: agent.wake("old"),
+        "upgrade": lambda: agent.dynamic_agents.upgrade(Branch, "old", to=Planner),
         "run": lambda: agent.run_agent_tool(Branch, [0, 0], run_id="new"),
         "detached": lambda: agent.run_agent_tool(
             Branch, [0, 0], run_id="d", detached=True
@@ -195,7 +196,7 @@ async def sync(fn: Any, *args: Any) -> None:
 
 
 NAMES = [
-    "child", "wake", "run", "detached", "schedule", "many", "queue", "fiber", "start",
+    "child", "wake", "upgrade", "run", "detached", "schedule", "many", "queue", "fiber", "start",
 ]  # fmt: skip
 
 

@@ -12,12 +12,15 @@ from culet.kernel import (
     Agent,
     AgentToolRun,
     Budget,
+    CancelReceipt,
     Forward,
     Kernel,
     Left,
+    Question,
     Request,
     Response,
     Schedule,
+    Sent,
     Spend,
     Spent,
 )
@@ -57,6 +60,11 @@ class Parent(Agent):
         assert_type(run, AgentToolRun)
         assert_type(run.total, Spent | None)
         assert_type(self.runs.spent("r"), Spent)
+        assert_type(await self.runs.cancel("r"), CancelReceipt)
+        assert_type(self.runs.questions(), list[Question])
+        assert_type(await self.runs.answer("r", "c", {"x": 1}), bool)
+        assert_type(await self.runs.approve("r", "c", approved=False), bool)
+        assert_type(await self.runs.send("r", {"x": 1}, id="l"), Sent)
         assert_type(await self.budget.reserve(tokens=1), Spend)
         assert_type(self.budget.left(), Left)
         made = await self.schedule(1.0, self.count)

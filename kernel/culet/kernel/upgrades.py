@@ -72,11 +72,11 @@ class Upgrades:
         `Deleted` when it was deleted meanwhile.
         """
         check_name(name)
-        parent.check()
+        parent.check_open()
         ends: list[Address] = [(parent.slot, old, name), (parent.slot, new.name, name)]
         while (busy := self._busy(ends)) is not None:
             await busy.wait()
-        parent.check()
+        parent.check_open()
         slot = self._checked(parent, old, name, new)
         over = self._slots[slot] = trio.Event()
         self._addresses.update(dict.fromkeys(ends, over))
