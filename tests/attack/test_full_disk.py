@@ -115,7 +115,7 @@ async def goes_on(w: World, told: History) -> None:
             assert kinds[-1] in {"finished", "error", "aborted", "interrupted"}
 
 
-@pytest.mark.rule("F-04")
+@pytest.mark.rule("F-04", "G-03")
 @pytest.mark.slow
 async def test_full_at_any_operation_loses_nothing_and_all_goes_on(
     tmp_path: Path,

@@ -117,7 +117,7 @@ class Guarded(Facet):
         return Response("no", 403)
 
 
-@pytest.mark.rule("F-040")
+@pytest.mark.rule("F-040", "F-46")
 async def test_whom_the_gate_refuses_is_not_made(clock: object) -> None:
     async with opened(Guarded) as test:
         await get(test, (Guarded, "g"))

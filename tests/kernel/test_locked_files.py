@@ -94,7 +94,7 @@ async def writers(test: Harness, errors: list[StorageBusy], seconds: float) -> N
         nursery.cancel_scope.deadline = trio.current_time() + 60
 
 
-@pytest.mark.rule("HB-33")
+@pytest.mark.rule("HB-33", "F-06", "I-45")
 @pytest.mark.parametrize("which", ["tree", "facet"])
 async def test_a_file_that_is_free_in_time_costs_only_the_wait(
     which: str, tmp_path: Path, clock: object
@@ -116,7 +116,7 @@ async def test_a_file_that_is_free_in_time_costs_only_the_wait(
         assert errors == []
 
 
-@pytest.mark.rule("HB-33")
+@pytest.mark.rule("HB-33", "F-06")
 @pytest.mark.parametrize("which", ["tree", "facet"])
 async def test_a_file_that_stays_locked_is_told_with_the_wait_and_nothing_is_half_done(
     which: str, tmp_path: Path, clock: object

@@ -81,7 +81,7 @@ def chosen(plan: Plan, mode: str) -> list[Seen]:
     return rare[first :: len(MODES)] + bulk[first :: len(MODES) ** 2]
 
 
-@pytest.mark.rule("F-05", "I-47")
+@pytest.mark.rule("F-05", "I-47", "G-03")
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize("mode", MODES)

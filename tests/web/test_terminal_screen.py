@@ -131,6 +131,7 @@ def test_a_pipe_gets_the_answer_alone_and_as_it_is():
     assert err.getvalue() == "run[2J started\n"
 
 
+@pytest.mark.rule("F-55")
 def test_what_comes_from_afar_cannot_command_a_terminal(terminal):
     screen = Screen(terminal, terminal, {"NO_COLOR": "1"})
     screen.text("a\x1b]0;title\x07\x1b[2J\u202eb\tc\nd\r")
