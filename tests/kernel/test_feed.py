@@ -479,15 +479,15 @@ async def test_a_clear_while_somebody_reads_is_a_hole_and_a_word_of_it(
     async with opened(limits=TINY) as test:
         me = await begin(test)
         await me.run_agent_tool(Kid, [["say", f"{n}"] for n in range(9)], run_id="r")
+        await me.durable()
         feed = me.runs.feed(follow=True)
-        first = [await anext(feed) for _ in range(4)]
+        first = [await anext(feed) for _ in range(3)]  # one page
         await me.runs.clear()
         await me.run_agent_tool(Kid, [["say", "new"]], run_id="r2")
         rest = [await anext(feed) for _ in range(4)]
         assert told(first) == [
-            ("r", 0, "started"),
-            *(("r", i, "chunk") for i in (1, 2, 3)),
-        ]
+            ("r", 0, "started"), ("r", 1, "chunk"), ("r", 2, "chunk"),
+        ]  # fmt: skip
         assert told(rest) == [
             ("r", 11, "cleared"),
             ("r2", 0, "started"), ("r2", 1, "chunk"), ("r2", 2, "finished"),

@@ -145,6 +145,7 @@ class Reader:
         self.scope = Scope(tree, slot, below=below)
         self.sources: dict[tuple[str, str], _Source] = {}
         self._joined = at == BEGINNING  # no run goes on there
+        self._forgotten = False  # some source may be
         self._until = 0
 
     async def page(self, reach: int) -> list[FeedEntry]:
@@ -154,21 +155,26 @@ class Reader:
         """
         if not self._joined:
             await self._join()
+        if self._forgotten:
+            self._begin()
+            await self._sweep()
         while self.at < end_of(reach):
-            await self._breathe(begin=True)
+            self._begin()
             entries = await self._next(reach)
             if entries:
                 return entries
         return []
 
-    async def _breathe(self, *, begin: bool = False) -> None:
-        """Let others run when this has worked for a slice."""
+    def _begin(self) -> None:
+        """A slice of work begins."""
         stopwatch = self.tree.kernel.clock.stopwatch_ns
-        if begin or stopwatch() > self._until:
-            if not begin:
-                await trio.lowlevel.checkpoint()
-            slice_ns = int(self.tree.kernel.limits.slice_s * 1e9)
-            self._until = stopwatch() + slice_ns
+        self._until = stopwatch() + int(self.tree.kernel.limits.slice_s * 1e9)
+
+    async def _breathe(self) -> None:
+        """Let others run when this has worked for a slice."""
+        if self.tree.kernel.clock.stopwatch_ns() > self._until:
+            await trio.lowlevel.checkpoint()
+            self._begin()
 
     # ---- which runs go on at a position
 
@@ -177,7 +183,7 @@ class Reader:
 
         Those without an end first: one that ends meanwhile is then met by its end.
         """
-        await self._breathe(begin=True)
+        self._begin()
         for sql, begin in ((_OPEN, 0), (_ENDED, self.at.place)):
             last: int | None = begin
             while last is not None:
@@ -185,6 +191,7 @@ class Reader:
                     sql, (last, self.tree.kernel.limits.feed_page)
                 )
                 for _at, place, owner, run_id, child in rows:
+                    await self._breathe()
                     if place <= self.at.place and self.scope.depth(owner) is not None:
                         key = (child, run_id)
                         self.sources[key] = _Source(owner, run_id, child, place, None)
@@ -206,7 +213,7 @@ class Reader:
 
     async def _next(self, reach: int) -> list[FeedEntry]:
         limits = self.tree.kernel.limits
-        marks, until = self._marks(reach)
+        marks, until = await self._marks(reach)
         asked = await self._ask(until)
         aheads = [Ahead(s.ahead, more) for s, more in asked]
         until_there = end_of(until)
@@ -214,12 +221,17 @@ class Reader:
             [Ahead(marks), *aheads], until_there, limits.feed_page, limits.feed_bytes
         )
         bodies = await self._bodies(chosen)
-        entries = [e for k in chosen if (e := self._entry(k, bodies)) is not None]
+        entries = []
+        for key in chosen:
+            await self._breathe()
+            entry = self._entry(key, bodies)
+            if entry is not None:
+                entries.append(entry)
         self._passed(chosen)
         self.at = chosen[-1].position if chosen else until_there
         return entries
 
-    def _marks(self, reach: int) -> tuple[list[Key], int]:
+    async def _marks(self, reach: int) -> tuple[list[Key], int]:
         """Return starts, ends and what is gone, and up to which place those are all.
 
         A run that starts becomes a source.
@@ -230,6 +242,7 @@ class Reader:
         out: list[Key] = []
         starts = db.execute(_STARTS, range_)
         for place, owner, run_id, child, size in starts:
+            await self._breathe()
             if depth(owner) is not None:
                 if (child, run_id) not in self.sources:
                     source = _Source(owner, run_id, child, place, 0)
@@ -237,10 +250,12 @@ class Reader:
                 out.append(Key(place, 0, size, _Mark("start", owner, run_id, child)))
         ends = db.execute(_ENDINGS, range_)
         for place, owner, run_id, child, n, size in ends:
+            await self._breathe()
             if depth(owner) is not None:
                 out.append(Key(place, n + 1, size, _Mark("end", owner, run_id, child)))
         gone = db.execute(_GONE, range_)
         for place, owner, kind, size in gone:
+            await self._breathe()
             if kind == "trimmed" or depth(owner) is not None:
                 out.append(Key(place, 0, size, _Mark("gone", owner, "", "")))
         full = [rows[-1][0] for rows in (starts, ends, gone) if len(rows) == most]
@@ -351,18 +366,22 @@ class Reader:
 
     def _passed(self, chosen: list[Key]) -> None:
         """What was chosen is read; runs that have ended there are sources no more."""
-        sweep, given = False, dict[_Source, int]()
+        given = dict[_Source, int]()
         for key in chosen:
             if isinstance(key.what, _Source):
                 given[key.what] = given.get(key.what, 0) + 1
             elif key.what.kind == "end":
                 self.sources.pop((key.what.child, key.what.run_id), None)
-            else:
-                sweep = sweep or key.what.kind == "gone"
+            elif key.what.kind == "gone":
+                self._forgotten = True
         for source, count in given.items():
             del source.ahead[:count]
-        if sweep:
-            sql = "SELECT 1 FROM run WHERE owner = ? AND id = ?"
-            for name, s in list(self.sources.items()):
-                if not self.tree.db.execute(sql, (s.owner, s.run_id)):
-                    del self.sources[name]
+
+    async def _sweep(self) -> None:
+        """Runs that are forgotten are sources no more."""
+        sql = "SELECT 1 FROM run WHERE owner = ? AND id = ?"
+        for name, source in list(self.sources.items()):
+            await self._breathe()
+            if not self.tree.db.execute(sql, (source.owner, source.run_id)):
+                del self.sources[name]
+        self._forgotten = False
