@@ -82,6 +82,11 @@ def everything(test: Harness) -> dict[str, int]:
     return dict(tree.db.execute(sql))
 
 
+def undated(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return frames without what only newer versions say of a run: when it began."""
+    return [{k: v for k, v in f.items() if k != "startedAt"} for f in frames]
+
+
 @pytest.mark.rule("G-19", "F-12", "F-249")
 async def test_it_is_recovered_and_goes_on_and_every_run_replays_the_same(
     recorded: tuple[Path, dict[str, Any]], autojump_clock: Any
@@ -101,7 +106,7 @@ async def test_it_is_recovered_and_goes_on_and_every_run_replays_the_same(
         assert await keeper.notes() == ["first", "second"]
         assert await keeper.state_now() == {"jobs": 3}
         for run in STATUSES:
-            assert await keeper.frames(run) == frames[run], run
+            assert undated(await keeper.frames(run)) == undated(frames[run]), run
         assert everything(test) == {"call": 3, "turn": 1}
         assert "fiber dig {'deep': 3}" in HEARD
         assert "finish cut interrupted" in HEARD
@@ -110,7 +115,7 @@ async def test_it_is_recovered_and_goes_on_and_every_run_replays_the_same(
         assert (await keeper.statuses())["going"] == "completed"
         for run in ("going", "cut"):
             told = frames[run]
-            assert (await keeper.frames(run))[: len(told)] == told
+            assert undated(await keeper.frames(run))[: len(told)] == undated(told)
             assert len(told) == 3
         assert {"tick 1", "tick 3"} <= set(HEARD)
         talker = await test.kernel.get_agent(Talker, "t")

@@ -13,6 +13,8 @@ from culet.kernel import (
     AgentToolRun,
     Budget,
     CancelReceipt,
+    Effect,
+    EffectContext,
     Forward,
     Kernel,
     Left,
@@ -23,6 +25,7 @@ from culet.kernel import (
     Sent,
     Spend,
     Spent,
+    current_effect,
 )
 from culet.web import route_sub_agent_request
 
@@ -67,6 +70,9 @@ class Parent(Agent):
         assert_type(await self.runs.send("r", {"x": 1}, id="l"), Sent)
         assert_type(await self.budget.reserve(tokens=1), Spend)
         assert_type(self.budget.left(), Left)
+        assert_type(self.effects.list(uncertain=True), list[Effect])
+        assert_type(self.effects.resolve("1", repeat=True), bool)
+        assert_type(current_effect(), EffectContext | None)
         made = await self.schedule(1.0, self.count)
         assert_type(made, Schedule)
         return [n]
