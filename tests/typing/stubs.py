@@ -15,6 +15,8 @@ from culet.kernel import (
     CancelReceipt,
     Effect,
     EffectContext,
+    Feed,
+    FeedEntry,
     Forward,
     Kernel,
     Left,
@@ -68,6 +70,10 @@ class Parent(Agent):
         assert_type(await self.runs.answer("r", "c", {"x": 1}), bool)
         assert_type(await self.runs.approve("r", "c", approved=False), bool)
         assert_type(await self.runs.send("r", {"x": 1}, id="l"), Sent)
+        assert_type(self.runs.feed(limit=1), Feed)
+        async for entry in self.runs.feed(await self.runs.feed_end(), follow=True):
+            assert_type(entry, FeedEntry)
+            assert_type(entry.cursor, str)
         assert_type(await self.budget.reserve(tokens=1), Spend)
         assert_type(self.budget.left(), Left)
         assert_type(self.effects.list(uncertain=True), list[Effect])
