@@ -120,9 +120,13 @@ class EffectsNoun:
         there is nothing to decide: an outcome stands, it is at work, there is no such
         effect, or nobody would repeat it (a tool call whose turn is over).
         """
-        given = (result is not _UNSET, error is not None, repeat, unknown)
-        verdicts: tuple[Verdict, ...] = ("result", "error", "repeat", "unknown")
-        chosen = [v for v, is_given in zip(verdicts, given, strict=True) if is_given]
+        given: dict[Verdict, bool] = {
+            "result": result is not _UNSET,
+            "error": error is not None,
+            "repeat": repeat,
+            "unknown": unknown,
+        }
+        chosen = [verdict for verdict, is_given in given.items() if is_given]
         if len(chosen) != 1:
             msg = "resolve() takes one of result, error, repeat and unknown"
             raise UsageError(msg)
