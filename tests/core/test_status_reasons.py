@@ -1,4 +1,4 @@
-"""The reason that a cause leaves in the row: its own name, with two that do not."""
+"""The reason that a cause leaves in the row: its own name, with three that do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from culet.kernel.core.status import CAUSES, Cause, Moved, advance
 
-OTHERS = {"finished": None, "silent": "no-progress"}
+OTHERS = {"finished": None, "silent": "no-progress", "forgotten": "cleared"}
 
 
 @pytest.mark.parametrize("cause", CAUSES)
