@@ -455,6 +455,26 @@ async def test_code_that_is_cut_off_leaves_a_doubt_not_a_loss(clock: object) -> 
         assert await me.buy(1, "k") == {"paid": 1}
 
 
+async def test_who_gives_up_waiting_leaves_nothing_in_memory(clock: object) -> None:
+    async with opened() as test:
+        me = await begun_and_dead(test, "ask")
+        effects = me._node.tree.effects
+        told: list[Any] = []
+
+        async def ask() -> None:
+            told.append(await me.buy(1, "k"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            with trio.move_on_after(5):
+                await me.buy(1, "k")
+            (doubt,) = me.effects.list(uncertain=True)
+            assert len(effects._news) == 1, "the other one still waits"
+            assert me.effects.resolve(doubt.id, result=3)
+        assert told == [3]
+        assert (effects._news, effects.live) == ({}, {})
+
+
 async def test_who_leaves_before_the_intent_is_durable_has_not_begun(
     clock: object,
 ) -> None:

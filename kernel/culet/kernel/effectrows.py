@@ -67,6 +67,7 @@ _FORGET: Final = (
     " AND settled_at < ?2 AND (?3 IS NULL OR name = ?3) ORDER BY settled_at LIMIT ?4)"
 )
 _EVERY: Final = 16  # begun by one agent between two looks for old rows
+_OWNERS: Final = 10_000  # of which that is counted; then all are looked at anew
 _AT_ONCE: Final = 64  # old rows dropped by one look
 
 
@@ -265,6 +266,8 @@ class EffectRows:
 
     def _trim(self, owner: str, now: int) -> None:
         """Now and then: drop what is old, refuse what is too much."""
+        if len(self._begun) >= _OWNERS:
+            self._begun.clear()
         begun = self._begun.get(owner, _EVERY) + 1
         self._begun[owner] = begun
         if begun < _EVERY:

@@ -37,6 +37,7 @@ from .node import Node, ambient, is_stop
 
 if TYPE_CHECKING:
     from .tree import Tree
+    from .turn import Turn
 
 
 class EffectContext(NamedTuple):
@@ -296,9 +297,17 @@ class Effects:
         news = self._news.setdefault(row.born, trio.Event())
         here = ambient.get()
         turn = None if here is None or here.node is not node else here.turn
-        if turn is None:
-            await news.wait()
-            return
+        try:
+            if turn is None:
+                await news.wait()
+            else:
+                await self._parked(node, turn, row, news)
+        finally:
+            if not news.statistics().tasks_waiting and self._news.get(row.born) is news:
+                del self._news[row.born]
+
+    async def _parked(self, node: Node, turn: Turn, row: Row, news: trio.Event) -> None:
+        """Wait in a turn: its silence says nothing meanwhile."""
         turn.park()
         try:
             data = {
