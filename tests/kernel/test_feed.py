@@ -417,6 +417,25 @@ async def test_a_restart_of_the_tree_is_not_seen_from_outside(clock: object) -> 
         assert got == await read(me)
 
 
+@pytest.mark.parametrize("follow", [False, True])
+async def test_who_comes_while_a_tree_is_fenced_reads_its_next_life(
+    clock: object, follow: bool
+) -> None:
+    async with opened() as test:
+        me = await begin(test)
+        await me.run_agent_tool(Kid, [["say", "x"]], run_id="r")
+        await me.durable()
+        tree = tree_of(test)
+        tree.fail(StorageError("the disk is gone for a moment"))
+        feed = test.kernel.feed("Top", "a", limit=3, follow=follow)
+        with trio.fail_after(60):
+            got = [entry async for entry in feed]
+        assert told(got) == [
+            ("r", 0, "started"), ("r", 1, "chunk"), ("r", 2, "finished"),
+        ]  # fmt: skip
+        assert tree_of(test) is not tree
+
+
 async def test_a_feed_that_is_followed_ends_with_the_kernel_or_its_agent(
     clock: object,
 ) -> None:

@@ -80,8 +80,8 @@ class Feed:
         return entry
 
     async def _fill(self) -> None:
-        await trio.lowlevel.checkpoint()
         while not self._page:
+            await trio.lowlevel.checkpoint()  # a tree that is fenced is about to go
             tree, slot = await self._enter()
             try:
                 with tree.visitor() if self._outside else nullcontext():
