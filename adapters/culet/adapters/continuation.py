@@ -34,6 +34,8 @@ class Standing(msgspec.Struct, kw_only=True):
     settled: set[str] = set()  # ids of those calls that need nothing more
     requested: set[str] = set()  # ids of those calls that a person is to approve
     asked: list[str] = []  # ids of all tool calls of the turn
+    letters: set[str] = set()  # ids of the letters that it has taken up
+    directed: bool = False  # one of them after the last step
     usage: Usage = Usage()  # of all its model calls
 
     @property
@@ -59,7 +61,11 @@ def standing(chunks: Iterable[Chunk]) -> Standing:
 def advance(at: Standing, chunk: Chunk) -> None:
     """Move on by one chunk that was said."""
     match chunk.get("type"):
+        case "data-directive":
+            at.letters.add(str(chunk.get("id")))
+            at.directed = True
         case "start-step":
+            at.directed = False
             at.open, at.open_from, at.parts = True, len(at.told), 0
             at.partial, at.calls, at.settled, at.requested = "", [], set(), set()
             at.open_text = at.open_reasoning = None

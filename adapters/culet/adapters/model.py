@@ -8,7 +8,7 @@ has already said and stored, and the events go on after it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -91,6 +91,9 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None  # of the answer, where a budget bounds it
 
 
+DIRECTIVE: Final = "data-directive"  # a part: what the parent of a run has sent to it
+
+
 @runtime_checkable
 class Model(Protocol):
     """Anything that streams one step of a conversation.
@@ -113,7 +116,8 @@ def to_model_messages(
 
     An assistant's message becomes one model message a step, each followed by the
     results of its tool calls; a call without a result is answered with a text that says
-    so, because providers refuse a call that nobody answered. Reasoning, sources and
+    so, because providers refuse a call that nobody answered. A directive that came
+    between two steps is a user's message between them. Reasoning, sources and
     data parts are for people and left out; an unknown part is ignored. A step that was
     cut is not to be among the parts: its text belongs into `ModelRequest.partial`.
     """
@@ -127,6 +131,11 @@ def to_model_messages(
             for step in _steps(parts):
                 found += _assistant(step)
     return found
+
+
+def directive_chunk(letter_id: str, text: str) -> dict[str, Json]:
+    """Return what a turn says when it takes up a letter of its parent."""
+    return {"type": DIRECTIVE, "id": letter_id, "data": {"text": text}}
 
 
 def tool_name(part: Mapping[str, Json]) -> str | None:
@@ -153,12 +162,17 @@ def _steps(parts: Sequence[Mapping[str, Json]]) -> list[list[Mapping[str, Json]]
     for part in parts:
         if part.get("type") == "step-start":
             steps.append([])
+        elif part.get("type") == DIRECTIVE:
+            steps += [part], []
         else:
             steps[-1].append(part)
     return steps
 
 
 def _assistant(step: Sequence[Mapping[str, Json]]) -> list[ModelMessage]:
+    if step and step[0].get("type") == DIRECTIVE:
+        told = step[0].get("data") or {}
+        return [ModelMessage(role="user", content=str(told.get("text") or ""))]
     text = "".join(str(p.get("text") or "") for p in step if p.get("type") == "text")
     calls: list[ToolCall] = []
     results: list[ModelMessage] = []

@@ -28,12 +28,13 @@ from culet.adapters.model import (
     TextDelta,
     ToolCall,
     Usage,
+    directive_chunk,
     to_model_messages,
 )
 from culet.adapters.spending import Call
 from culet.adapters.toolcalls import ToolCalls, as_tools, specs
 from culet.adapters.tooling import Tool
-from culet.kernel import Chunk, Turn
+from culet.kernel import Chunk, Letter, Turn
 from culet.kernel.core.chunks import tool_input
 from culet.kernel.errors import UsageError
 from culet.kernel.turn import Stalled
@@ -69,6 +70,14 @@ class Think(AIChatAgent):
         """Return the system prompt of the next turn."""
         return self.system_prompt
 
+    async def on_directive(self, letter: Letter) -> str:
+        """Return what the model is told of a letter to this run; "": nothing.
+
+        It hears it before its next step, as a user's message, once. A turn that would
+        have ended takes one more step for it.
+        """
+        return rules.input_text(letter.body)
+
     def get_tools(self) -> Mapping[str, Any]:
         """Return name -> Tool, AgentTool or a typed function."""
         return {}
@@ -88,7 +97,12 @@ class Think(AIChatAgent):
             yield work.note({"type": "start"})
         if turn.continuation and not at.steps and not at.open:
             await work.run_approved()
-        while work.goes_on:
+        while True:
+            if not at.open:
+                async for chunk in work.directives():
+                    yield chunk
+            if not work.goes_on:
+                break
             resumed = at.open and at.model_is_done  # its tools may have run already
             if not at.open:
                 yield work.note({"type": "start-step"})
@@ -142,9 +156,26 @@ class _Thinking:
             return True
         if at.steps == 0:  # but not before a call of the message has its answer
             return not self._waiting()
-        if at.steps >= self.agent.max_steps or not at.calls:
+        if at.steps >= self.agent.max_steps or not (at.calls or at.directed):
             return False
         return not self._waiting()
+
+    async def directives(self) -> AsyncGenerator[Chunk, None]:
+        """Say what the parent of a run has sent meanwhile; each letter once.
+
+        A letter is done when it is said: one that is known by its id was said before.
+        """
+        mailbox = self.turn.mailbox
+        count = 0 if self.turn.run_id is None else mailbox.waiting
+        for _ in range(count):  # what comes meanwhile has its time after the next step
+            letter = mailbox.take()
+            if letter is None:
+                return
+            if letter.id not in self.at.letters:
+                text = await self.agent.on_directive(letter)
+                if text:
+                    yield self.note(directive_chunk(letter.id, text))
+            mailbox.done(letter)
 
     def _waiting(self) -> set[str]:
         """Return the calls of the step that a client or a person has yet to answer."""

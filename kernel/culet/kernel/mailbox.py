@@ -157,6 +157,11 @@ class Mailbox:
         self._given = 0
         self._open: Letter | None = None  # of the loop that iterates
 
+    @property
+    def waiting(self) -> int:
+        """How many letters are not done, those that were given among them."""
+        return self._mail.waiting(*self._key)
+
     def take(self) -> Letter | None:
         """Return the next letter if there is one. It is not done by that."""
         self._turn._node.check()
