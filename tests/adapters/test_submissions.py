@@ -291,6 +291,35 @@ async def test_one_that_runs_or_goes_on_after_a_crash_can_be_cancelled(
 
 
 @pytest.mark.rule("C-084")
+async def test_a_message_that_another_one_asks_about_as_well_stays(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        me = await agent(test)
+        await submit(me, "one", "first wait:1")
+        await DOORS.at("wait:1")
+        brought = [
+            user("shared", "shared"),
+            user("asked", "asked"),
+            user("mine", "mine"),
+        ]
+        await me.submit_messages(brought, submission_id="two")
+        parts: list[Any] = [{"type": "text", "text": "hm"}]
+        between = {"id": "between", "role": "assistant", "parts": parts}
+        again = [user("shared", "shared"), between, user("m-three", "third")]
+        await me.submit_messages(again, submission_id="three")
+        me.spawn(me.save_messages, [user("asked", "asked")])
+        await test.advance(0.1)
+        assert await me.submissions.cancel("two") == "aborted"
+        left = {m["id"] for m in me.messages}
+        assert {"shared", "asked", "m-three"} <= left
+        assert "mine" not in left
+        DOORS.open("wait:1")
+        await test.advance(1)
+        assert standing(me)["three"] == "completed"
+
+
+@pytest.mark.rule("C-084")
 async def test_a_word_of_the_kernel_as_a_reason_is_no_lie(clock: object) -> None:
     async with opened() as test:
         me = await agent(test)

@@ -52,9 +52,12 @@ _OLD: Final = (
 _PENDING: Final = (
     "SELECT 1 FROM job WHERE owner = ? AND kind = 'turn' AND what = ? AND begun = 0"
 )
-_ADDED: Final = (
-    "SELECT value FROM fiber, json_each(metadata, '$.submission.added')"
-    " WHERE owner = ? AND fiber.id = ?"
+_ADDED: Final = (  # by a submission, and no other turn that is owed is about it
+    "SELECT a.value FROM fiber f, json_each(f.metadata, '$.submission.added') a"
+    " WHERE f.owner = ?1 AND f.id = ?2 AND a.value NOT IN (SELECT m.value FROM fiber o,"
+    " json_each(json_array(json_extract(o.metadata, '$.messageIds'),"
+    " json_extract(o.metadata, '$.submission.ids'))) l, json_each(l.value) m"
+    " WHERE o.owner = ?1 AND o.id <> ?2 AND o.status = 'running')"
 )
 
 
@@ -195,7 +198,8 @@ class Chat:
         if continues is not None:
             about = {"continuation": True}
         if wish is not None:
-            about |= wish.row([m["id"] for m in messages if m["id"] not in roles])
+            ids = [m["id"] for m in messages]
+            about |= wish.row(ids, [i for i in ids if i not in roles])
         self._owe(request_id, payload, about, None if wish is None else wish.key)
         self.tell()
         return request_id

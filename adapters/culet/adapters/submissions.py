@@ -99,9 +99,12 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             msg = f"the metadata of a submission has {size} bytes, the limit is"
             raise CapacityError(f"{msg} {metadata_bytes}")
 
-    def row(self, added: list[str]) -> dict[str, Any]:
-        """Return what its row keeps; `added` are the messages that it brought."""
-        kept = {"added": added, "named": self.id is not None, "metadata": self.metadata}
+    def row(self, ids: list[str], added: list[str]) -> dict[str, Any]:
+        """Return what its row keeps: its messages, and which of them are new."""
+        kept = {
+            "ids": ids, "added": added, "named": self.id is not None,
+            "metadata": self.metadata,
+        }  # fmt: skip
         return {"submission": kept}
 
 
