@@ -384,6 +384,9 @@ class AIChatAgent(Agent):
     def _answered(self, run_id: str, answer: ClientAnswer) -> bool:
         return self._chat.waiting.answer(answer, None, run_id=run_id)
 
+    def _sweep(self, before_ms: int) -> int | None:
+        return self._chat.sweep(before_ms)
+
     def _ended(self, stream_id: str, end: End) -> None:
         self._chat.ended(stream_id, end)
 
@@ -445,6 +448,7 @@ _OWN = frozenset(
         "_left",
         "_answered",
         "_ended",
+        "_sweep",
         "_frame",
         "_start",
         "_chosen",

@@ -9,7 +9,7 @@ the transcript after the last chunk and before the terminal frame.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -44,11 +44,15 @@ _TURNS: Final = (
 )
 _BEGUN: Final = "SELECT begun FROM job WHERE owner = ? AND kind = 'turn' AND what = ?"
 _STREAMS: Final = "SELECT id FROM fiber WHERE owner = ? AND kind = 'turn'"
-_OLD: Final = (
-    "SELECT id, key IS NOT NULL OR ifnull(json_extract(metadata, '$.submission.named'), 0)"
-    " FROM fiber WHERE owner = ? AND kind = 'turn'"
-    " AND status <> 'running' ORDER BY born DESC LIMIT 16 OFFSET ?"
+_NAMED: Final = (
+    "key IS NOT NULL OR ifnull(json_extract(metadata, '$.submission.named'), 0)"
 )
+_OF_TURNS: Final = (
+    "FROM fiber WHERE owner = ? AND kind = 'turn' AND status <> 'running'"
+)
+_ENDED: Final = f"SELECT id, {_NAMED} {_OF_TURNS} AND completed_at <= ?"
+_OLDEST: Final = f"SELECT min(completed_at) {_OF_TURNS} AND completed_at > ?"
+_OLD: Final = f"SELECT id, {_NAMED} {_OF_TURNS} ORDER BY born DESC LIMIT 16 OFFSET ?"
 _PENDING: Final = (
     "SELECT 1 FROM job WHERE owner = ? AND kind = 'turn' AND what = ? AND begun = 0"
 )
@@ -259,10 +263,30 @@ class Chat:
         with self.node.db.transaction():
             self.transcript.drop_streams(turn for turn, _named in old)
         with self.tree.transaction():
-            for turn, named in old:
-                if not named:
-                    sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
-                    self.tree.db.execute(sql, (self.slot, turn))
+            self._drop_rows(old)
+
+    def sweep(self, before_ms: int) -> int | None:
+        """Drop what turns have streamed that ended by then: their messages stay.
+
+        Returns when the oldest turn has ended whose stream is kept; None: there is none.
+        """
+        old = self.tree.db.execute(_ENDED, (self.slot, before_ms))
+        if old:
+            with self._step():
+                with self.node.db.transaction():
+                    self.transcript.drop_streams(turn for turn, _named in old)
+                    if self.transcript.failed in {turn for turn, _named in old}:
+                        self.transcript.set_failed(None)
+                with self.tree.transaction():
+                    self._drop_rows(old)
+        [(oldest,)] = self.tree.db.execute(_OLDEST, (self.slot, before_ms))
+        return None if oldest is None else int(oldest)
+
+    def _drop_rows(self, turns: Iterable[tuple[str, int]]) -> None:
+        for turn, named in turns:
+            if not named:
+                sql = "DELETE FROM fiber WHERE owner = ? AND id = ?"
+                self.tree.db.execute(sql, (self.slot, turn))
 
     def drop_turns(self, request_ids: Sequence[str]) -> None:
         """Forget turns that have ended, with what they have streamed: one step."""

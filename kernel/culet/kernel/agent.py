@@ -122,6 +122,7 @@ class Agent:
     retry: ClassVar[Retry] = Retry(max_attempts=3, base_delay=0.1, max_delay=3.0)
     resumable: ClassVar[bool] = False
     durability: ClassVar[Level | None] = None
+    retention_s: ClassVar[float | None] = None  # of what has ended; None: for ever
     send_identity_on_connect: ClassVar[bool] = True  # False: clients hear no name
     turn_budget: ClassVar[Budget | None] = None  # of each own turn, as one of a chat
     turn_lane: ClassVar[str | None] = None  # chat bases: one turn after the other
@@ -683,6 +684,10 @@ class Agent:
         """Chat bases take an answer to a call of a run of theirs; whether it is the first."""
         return False
 
+    def _sweep(self, before_ms: int) -> int | None:
+        """Chat bases forget old streams; returns when the oldest that stays has ended."""
+        return None
+
     def _ended(self, stream_id: str, end: End) -> None:
         """Chat bases keep what a turn has said, in the very step that ends it."""
 
@@ -736,7 +741,7 @@ _HOOKS = {
 _SETTINGS = {
     "initial_state", "max_concurrent_agent_tools", "max_queued_agent_tools", "run_caps",
     "supervision", "retry", "resumable", "turn_budget", "durability", "turn_lane", "turn_frames",
-    "send_identity_on_connect", "agent_tool_questions",
+    "send_identity_on_connect", "agent_tool_questions", "retention_s",
 }  # fmt: skip
 Agent.__culet_final__ = frozenset(
     name

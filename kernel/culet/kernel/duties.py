@@ -18,6 +18,7 @@ from .jobs import Hopeless
 from .milestones import Progress
 from .node import Ambient, Node
 from .pump import goodbye
+from .retention import RETENTION
 
 if TYPE_CHECKING:
     from .jobs import Taken
@@ -142,9 +143,16 @@ class Duties:
     async def limit(self, taken: Taken) -> bool:
         """A bound was reached: what still runs beyond it is given up.
 
-        A deadline of a fiber, the budget of a run, or (with a key) its silence.
+        A deadline of a fiber, the budget of a run, or (with a key) its silence; or how
+        long an agent keeps what has ended.
         """
         owner, run_id = taken.row.owner, taken.row.what
+        if taken.payload == RETENTION:
+
+            async def sweep(node: Node) -> None:
+                await self.tree.retention.sweep(node, taken)
+
+            return await self.enter_for(taken, "retention", sweep)
         if taken.payload == DEADLINE:
             self.tree.fibers.overdue(owner, run_id)
             return True

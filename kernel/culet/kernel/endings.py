@@ -448,6 +448,7 @@ class Endings:
             self.tree.jobs.drop(_LIMITS_OF_RUN, (subject.owner, subject.id))
         if subject.kind != "fiber":
             self.tree.budgets.end(subject)
+            self.tree.retention.arm(subject.owner, now)
         if subject.kind == "run" and hook:
             self._owe(subject, now)
         step.told.append((subject, ending, n))

@@ -632,20 +632,24 @@ class Runs:
                 or (status is None and run.status == "running")
             ):
                 continue
-            node.check()
-            child = self._row(node.slot, run.run_id)
-            if child is None:
-                continue  # cleared by somebody else meanwhile
-            self.cancel(node.slot, run.run_id, ending=Ending.by("forgotten"))
-            self._forget(node, run.run_id)
-            count += 1
-            if self.tree.is_live_slot(child):
-                try:  # no await before its commit: with the row it is one step
-                    await self.tree.delete(child)
-                except StorageError as error:
-                    self.tree.fail(error)  # half of it: back to the last record
-                    raise
+            count += await self.forget(node, run.run_id)
         return count
+
+    async def forget(self, node: Node, run_id: str) -> bool:
+        """Forget one run and wipe its facet; False when somebody has done so already."""
+        node.check()
+        child = self._row(node.slot, run_id)
+        if child is None:
+            return False
+        self.cancel(node.slot, run_id, ending=Ending.by("forgotten"))
+        self._forget(node, run_id)
+        if self.tree.is_live_slot(child):
+            try:  # no await before its commit: with the row it is one step
+                await self.tree.delete(child)
+            except StorageError as error:
+                self.tree.fail(error)  # half of it: back to the last record
+                raise
+        return True
 
     def _forget(self, node: Node, run_id: str) -> None:
         """Drop the row of a run that has ended; whoever shows it drops it as well.

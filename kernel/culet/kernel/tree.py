@@ -41,6 +41,7 @@ from .order import Order
 from .patience import Patience
 from .questions import Questions
 from .quotas import Quotas
+from .retention import Retention
 from .runs import Runs
 from .schedules import Schedules
 from .sockets import Sockets
@@ -130,6 +131,7 @@ class Tree:
         self.endings = Endings(self)
         self.runs = Runs(self)
         self.budgets = Budgets(self)
+        self.retention = Retention(self)
         self.milestones = Milestones(self)
         self.questions = Questions(self)
         self.mail = Mail(self)

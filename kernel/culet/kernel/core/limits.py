@@ -107,6 +107,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     many_retained: int = 1_000  # runs of one agent: then there is a warning
     many_detached: int = 50  # of one agent: then there is a warning
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
+    sweep_runs: int = 256  # of one agent that are old: forgotten in one look
     replay_page_bytes: int = 64 << 10
     events_beat_s: float = 15  # of silence: then a reader of events is told that it goes on
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
