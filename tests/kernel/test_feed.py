@@ -492,6 +492,21 @@ async def test_a_run_that_was_cleared_is_told_as_such_and_its_bodies_are_gone(
         ]  # fmt: skip
 
 
+async def test_what_goes_because_it_is_old_is_told_as_cleared(clock: object) -> None:
+    class Forgetful(Top):
+        retention_s = 3600.0
+
+    async with opened(root=Forgetful) as test:
+        me = await top(test, Forgetful)
+        await me.run_agent_tool(Kid, [["say", "x"]], run_id="r")
+        before = await read(me)
+        for _ in range(3):
+            test.clock.jump(4000)
+            await test.advance(60)
+        feed = test.kernel.feed("Forgetful", "a", after=before[-1].cursor)
+        assert told([entry async for entry in feed]) == [("r", 3, "cleared")]
+
+
 async def test_a_clear_while_somebody_reads_is_a_hole_and_a_word_of_it(
     clock: object,
 ) -> None:
