@@ -230,22 +230,25 @@ class _Thinking:
         said = _closable(self.model.stream(self._call.request))
         stall_s = self.agent.stall_s
         heard = said if stall_s is None else _watched(said, stall_s)
-        async with aclosing(said), aclosing(heard):
-            async for event in heard:
-                self._call.hear(event)
-                match event:
-                    case TextDelta(text) if text:
-                        for chunk in self._more("text", text):
-                            yield chunk
-                    case ReasoningDelta(text) if text:
-                        for chunk in self._more("reasoning", text):
-                            yield chunk
-                    case ToolCall():
-                        self._take(event)
-                    case Usage():
-                        self._usage = usage_sum(self._usage, event)
-                    case Finish(reason):
-                        self.reason = reason if reason in _REASONS else "other"
+        tracer, name = self.agent._node.tree.kernel.tracer, type(self.model).__name__
+        span = tracer.span("model", name, {"step": self.at.steps}, current=False)
+        with span:
+            async with aclosing(said), aclosing(heard):
+                async for event in heard:
+                    self._call.hear(event)
+                    match event:
+                        case TextDelta(text) if text:
+                            for chunk in self._more("text", text):
+                                yield chunk
+                        case ReasoningDelta(text) if text:
+                            for chunk in self._more("reasoning", text):
+                                yield chunk
+                        case ToolCall():
+                            self._take(event)
+                        case Usage():
+                            self._usage = usage_sum(self._usage, event)
+                        case Finish(reason):
+                            self.reason = reason if reason in _REASONS else "other"
 
     def _more(self, kind: str, text: str) -> Iterator[Chunk]:
         """Yield a delta, in the open part of its kind or in a new one."""

@@ -279,7 +279,9 @@ class ToolCalls:
             chunk = self._doubt(call, row, "again")
             self.turn.say(chunk)
             self._note(chunk)
-        with self.ledger.effects.work(row):
+        about = {"tool_call_id": call.id, "attempt": row.attempt}
+        span = self.agent._node.tree.kernel.tracer.span("tool", call.name, about)
+        with span, self.ledger.effects.work(row):
             context = self._context(call, row)
             results = one.run(call.input, context, output_bytes=limit)
             try:

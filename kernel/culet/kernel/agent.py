@@ -496,7 +496,7 @@ class Agent:
             node, name, node.tree.kernel.chance.id(), None, None,
             keep=False, deadline_s=deadline_s,
         )  # fmt: skip
-        return await node.tree.fibers.run(node, taken, fn, keep=False)
+        return await node.tree.fibers.run(node, taken, name, fn, keep=False)
 
     def stash(self, data: Any) -> None:
         """Store a checkpoint of the fiber or turn that this code works for."""

@@ -127,12 +127,14 @@ class FiberResolution(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, omit_defaults=True):
     """What the job of a fiber carries: the payload of its row.
 
-    `keep`: whether its row outlives it. `deadline_at`: epoch ms.
+    `keep`: whether its row outlives it. `deadline_at`: epoch ms. `trace`: the context of the
+    span that it was started in.
     """
 
     keep: bool = True
     deadline_at: int | None = None
     progress: FiberProgress | None = None
+    trace: str | None = None
 
 
 _about: Final = msgspec.json.Decoder(About)

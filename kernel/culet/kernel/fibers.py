@@ -123,7 +123,7 @@ class Fibers:
         asker = here.asker if here is not None and here.node is node else None
         take, lane = tree.jobs.take_number(), f"fiber:{fiber_id}"
         until = None if deadline_s is None else now + _milliseconds(deadline_s)
-        told = _encode(About(keep, until))
+        told = _encode(About(keep, until, trace=tree.kernel.tracer.context()))
         row = (node.slot, fiber_id, "fiber", name, key, asker, json_text(metadata), now)
         with tree.transaction():
             self.db.execute(_INSERT, row)
@@ -146,7 +146,13 @@ class Fibers:
         return Taken(stored, take, begun_before=False)
 
     async def run(
-        self, node: Node, taken: Taken, fn: Callable[[], Awaitable[Any]], *, keep: bool
+        self,
+        node: Node,
+        taken: Taken,
+        name: str,
+        fn: Callable[[], Awaitable[Any]],
+        *,
+        keep: bool,
     ) -> Any:
         """Run `fn` as that fiber, in this task; its end is in the row before it returns."""
         tree, fiber_id = self.tree, taken.row.what
@@ -160,7 +166,8 @@ class Fibers:
         ended = False
         try:
             with live.scope:
-                result = await fn()
+                with tree.kernel.tracer.span("fiber", name, {"fiber_id": fiber_id}):
+                    result = await fn()
                 ending = Ending.by("finished", output=json_text(result))
                 ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 if ended:
@@ -233,6 +240,7 @@ class Fibers:
             live.about.keep,
             live.about.deadline_at,
             live.progress if said is None else said,
+            live.about.trace,
         )
         try:
             text = _encode(told)
@@ -345,7 +353,10 @@ class Fibers:
         try:
             with live.scope:
                 ctx = Ambient(node, asker=subject.id, work=live.work)
-                answer = await node.enter(ctx, node.agent.on_fiber_recovered, told)
+                about = {"fiber_id": found.id, "attempt": taken.attempts}
+                tracer = self.tree.kernel.tracer
+                with tracer.span("fiber", found.name, about, parent=live.about.trace):
+                    answer = await node.enter(ctx, node.agent.on_fiber_recovered, told)
                 return _ending(answer)
         except (FacetAborted, Deleted, StorageError):
             if live.work.is_cut:

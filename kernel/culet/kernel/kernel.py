@@ -43,6 +43,7 @@ from .pace import Pace
 from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .stall import Stall
+from .tracing import NoTracer, Tracer
 from .tree import Tree
 
 A = TypeVar("A", bound=Agent)
@@ -69,10 +70,12 @@ class Kernel:
         abort_grace_s: float,
         start_s: float,
         threads: bool,
+        tracer: Tracer | None = None,
     ) -> None:
         self.classes, self.store, self.limits = classes, store, limits
         self.durability: Level = durability
         self.clock, self.chance = clock, chance
+        self.tracer: Tracer = tracer or NoTracer()
         self.idle_s, self.abort_grace_s, self.start_s = idle_s, abort_grace_s, start_s
         self.writer = Worker("culet writer") if threads else None
         self.janitor = Worker("culet janitor") if threads else None
@@ -689,12 +692,14 @@ async def open_kernel(
     start_s: float = 30.0,
     limits: Limits | None = None,
     threads: bool = True,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Kernel]:
     """Open the kernel on a store; leaving it stops everything in order.
 
     `roots` are classes addressable at the top, `facets` live under a parent; a class may
     be both. `durability` is `power` (a record is synced) or `process`. With
-    `threads=False` records are written in the loop: for deterministic tests.
+    `threads=False` records are written in the loop: for deterministic tests. A `tracer`
+    keeps spans (`culet.adapters.otel`).
 
     Raises `UsageError` for classes that cannot be served, `StorageBusy` when another
     kernel has the folder.
@@ -708,7 +713,7 @@ async def open_kernel(
     kernel = Kernel(
         classes, store, durability=durability, clock=clock or SystemClock(),
         chance=Chance(seed), limits=limits, idle_s=idle_s,
-        abort_grace_s=abort_grace_s, start_s=start_s, threads=threads,
+        abort_grace_s=abort_grace_s, start_s=start_s, threads=threads, tracer=tracer,
     )  # fmt: skip
     try:
         async with trio.open_nursery() as outer:

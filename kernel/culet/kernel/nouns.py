@@ -504,7 +504,7 @@ class FibersNoun:
 
             async def body() -> None:
                 try:
-                    await fibers.run(node, taken, fn, keep=True)
+                    await fibers.run(node, taken, name, fn, keep=True)
                 except FacetAborted:
                     pass  # ended by id, or its agent stopped
                 except BaseException as error:

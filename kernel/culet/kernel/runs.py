@@ -40,6 +40,7 @@ from .places import Places
 from .ports import Blob
 from .receipts import CancelReceipt, DroppedCall, EndedWork
 from .streams import Cursor, RunView
+from .tracing import KEY
 from .turn import CancelToken
 
 if TYPE_CHECKING:
@@ -177,6 +178,14 @@ class Runs:
         self, node: Node, kind: AgentClass, value: Any, ask: Ask
     ) -> AgentToolRun:
         """Dispatch, and wait for the end unless detached."""
+        with self.tree.kernel.tracer.span(
+            "run", kind.name, {"agent": node.path_text()}
+        ):
+            return await self._run(node, kind, value, ask)
+
+    async def _run(
+        self, node: Node, kind: AgentClass, value: Any, ask: Ask
+    ) -> AgentToolRun:
         if starting.get() is not None and ask.detached is None:
             msg = (
                 "a run awaited in on_start could only begin after it: make it detached"
@@ -384,6 +393,9 @@ class Runs:
             payload["identity"] = here.identity
         if ask.schema is not None:
             payload["schema"] = ask.schema
+        trace = tree.kernel.tracer.context()
+        if trace is not None:
+            payload[KEY] = trace
         questions = ask.questions or node.agent.agent_tool_questions
         if questions != "bubble":
             payload["questions"] = questions

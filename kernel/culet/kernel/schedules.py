@@ -422,7 +422,10 @@ class Schedules:
         schedule = to_schedule(row, called_at=self.tree.now())
         told = Owed(row.what, schedule.id, taken.attempts)
         self.tree.emit(f"{CHANNEL_OF[row.kind]}:execute", node.slot, told)
-        await node.enter(Ambient(node, maker=row.maker), method, payload, schedule)
+        about = {"agent": node.path_text(), "attempt": taken.attempts}
+        name = f"{node.kind.name}.{row.what}"
+        with self.tree.kernel.tracer.span("call", name, about, parent=None):
+            await node.enter(Ambient(node, maker=row.maker), method, payload, schedule)
         return True
 
     def gave_up(self, taken: Taken, error: BaseException) -> None:

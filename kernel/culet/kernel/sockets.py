@@ -377,11 +377,17 @@ async def _answer(
         if method is None:
             raise UsageError(_not_callable(node, frame.method))
         args = method.from_json(frame.args)
-        if method.streams:
-            text = await node.enter(ctx, _stream, node, conn, frame.id, method, args)
-        else:
-            value = await node.enter(ctx, method.fn, node.agent, *args)
-            text = None if value is None else _encode(value).decode()
+        with node.tree.kernel.tracer.span(
+            "rpc", f"{node.kind.name}.{frame.method}", {"connection_id": conn.id},
+            parent=None,
+        ):  # fmt: skip
+            if method.streams:
+                text = await node.enter(
+                    ctx, _stream, node, conn, frame.id, method, args
+                )
+            else:
+                value = await node.enter(ctx, method.fn, node.agent, *args)
+                text = None if value is None else _encode(value).decode()
         conn.reply(frames.rpc_result(frame.id, text))
         node.tree.emit("rpc", node.slot, about)
     except BaseException as error:

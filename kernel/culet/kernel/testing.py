@@ -40,6 +40,7 @@ from .ports import (
     TreeStore,
     UserRows,
 )
+from .tracing import Tracer
 from .tree import Tree
 from .turn import Chunk, Turn
 
@@ -392,8 +393,9 @@ class Harness:
         idle_s: float,
         abort_grace_s: float,
         start_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock, self._tracer = VirtualClock(), tracer
         self.faults = Faults()
         self.lives = 0
         self._nursery = nursery
@@ -457,6 +459,7 @@ class Harness:
             abort_grace_s=self._abort_grace_s,
             start_s=self._start_s,
             threads=False,
+            tracer=self._tracer,
         )
         self._over = trio.Event()
         await self._nursery.start(self._live, self.kernel, self._over)
@@ -546,6 +549,7 @@ async def open_test_kernel(
     idle_s: float = 3600.0,
     abort_grace_s: float = 5.0,
     start_s: float = 30.0,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Harness]:
     """Open a kernel for a test: virtual clock, seeded chance, level `process`, no threads.
 
@@ -558,6 +562,7 @@ async def open_test_kernel(
             harness = Harness(
                 nursery, store, list(roots), list(facets), seed=seed, limits=limits,
                 idle_s=idle_s, abort_grace_s=abort_grace_s, start_s=start_s,
+                tracer=tracer,
             )  # fmt: skip
             await harness.reopen()
             try:

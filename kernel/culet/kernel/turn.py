@@ -36,6 +36,7 @@ from .milestones import MILESTONE, PROGRESS, Progress, check_size
 from .node import Ambient, Node, State, Work, is_stop
 from .pump import follow
 from .questions import says_waiting
+from .tracing import KEY
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -458,8 +459,14 @@ class Turns:
         ctx = Ambient(
             node, identity=turn.identity, asker=subject.id, turn=own, work=turn._work
         )
+        about = {"run_id": subject.id, "agent": node.path_text(), "attempt": attempt}
+        parent = (taken.payload or {}).get(KEY)
+        span = self.tree.kernel.tracer.span(
+            "turn", node.kind.name, about, parent=parent
+        )
         try:
-            await node.enter(ctx, _go, node, node.agent, turn, stream)
+            with span:
+                await node.enter(ctx, _go, node, node.agent, turn, stream)
         except (FacetAborted, Deleted) as error:
             if node.state >= State.STOPPING or not self.tree.jobs.mine(taken):
                 raise  # this turn was stopped; else it met another agent's end

@@ -62,8 +62,16 @@ class Visit:
         with tree.visitor():
             node = await tree.wake(self._slot)
             ctx = Ambient(node, request=self.request, identity=self.request.identity)
+            tracer, path = tree.kernel.tracer, node.path_text()
+            span = tracer.span(
+                "request", f"{self.request.method} {node.kind.name}", {"agent": path},
+                parent=self.request.headers.get("traceparent"),
+            )  # fmt: skip
             try:
-                response = await node.enter(ctx, node.agent.on_request, self.request)
+                with span:
+                    response = await node.enter(
+                        ctx, node.agent.on_request, self.request
+                    )
             except CuletError as error:
                 response = error_response(error)
             except Exception as error:
