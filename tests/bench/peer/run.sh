@@ -1,10 +1,10 @@
 #!/bin/sh
 # Culet at level `power` and the peer, in turn, scenario by scenario; then their ratios.
-#   REPS=3 ONLY=b,c,d,e,f,h,i,k tests/bench/peer/run.sh
+#   REPS=3 ONLY=b,c,d,e,f,h,i,k,l tests/bench/peer/run.sh
 set -eu
 cd "$(dirname "$0")"
 ROOT=$(cd ../../.. && pwd)
-OUT=${OUT:-results.json}; REPS=${REPS:-3}; ONLY=${ONLY:-b,c,d,e,f,h,i,k}
+OUT=${OUT:-results.json}; REPS=${REPS:-3}; ONLY=${ONLY:-b,c,d,e,f,h,i,k,l}
 PYCMD=${PYCMD:-"$ROOT/.venv/bin/python $ROOT/tests/bench/peer_server.py --port {port} --dir {dir}"}
 if [ ! -f dist/latest/worker.js ]; then
   npm install --ignore-scripts --no-audit --no-fund --legacy-peer-deps --loglevel=error
