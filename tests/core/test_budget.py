@@ -24,6 +24,7 @@ from culet.kernel.core.budget import (
     Left,
     Line,
     Short,
+    Spent,
     checked,
 )
 from culet.kernel.core.limits import AMOUNT_MAX
@@ -59,6 +60,14 @@ def test_one_measure_that_is_short_refuses_all() -> None:
     assert core.grant(chain, Budget(tokens=5, calls=1), NOW) == Short(
         "calls", 1, 0, False
     )
+
+
+def test_a_bill_beyond_a_reservation_takes_what_is_left_and_the_rest_is_told() -> None:
+    chain = [account(tokens=tokens(10, 4), cost=tokens(3, 3))]
+    (after,) = core.overspend(chain, Amount(tokens=9, cost=2, calls=1))
+    assert after.lines == (Line(10, 10, 0, 3), Line(3, 3, 0, 2), Line(None, 1))
+    over = Amount(tokens=3, cost=2)
+    assert core.spent(after) == Spent(tokens=13, cost=5, calls=1, over=over)
 
 
 def test_what_is_under_way_may_come_back() -> None:
@@ -116,6 +125,7 @@ def test_depth_and_time_that_are_used_up_refuse() -> None:
     assert core.grant(late, None, NOW) == Short("seconds", 0, 0, False)
     assert core.charge(late, Amount(), NOW) == Short("seconds", 0, 0, False)
     assert core.left(late, NOW + 5) == Left(seconds=0)
+    assert core.left(late, NOW - 5_000) == Left(seconds=5)
 
 
 def test_a_child_has_the_earlier_deadline() -> None:
@@ -289,8 +299,9 @@ class Books(RuleBasedStateMachine):
                     for whose, reserved, used in self.bills
                     if number in {a.id for a in self.chain(whose)}
                 )
-                assert core.spent(one).over.of(measure) == one.of(measure).over
-                assert one.of(measure).spent + one.of(measure).over == billed
+                told = core.spent(one)
+                assert told.over.of(measure) == one.of(measure).over
+                assert getattr(told, measure) == billed
 
     @invariant()
     def who_goes_on_finds_its_purse_open(self) -> None:
