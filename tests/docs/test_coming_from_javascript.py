@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from culet.adapters import Think
-from culet.kernel import Agent, Kernel, nouns, sockets
+from culet.kernel import Agent, Kernel, fibernoun, nouns, runnoun, sockets
 from culet.kernel import agent as agents
 from culet.kernel.testing import open_test_kernel
 
@@ -28,7 +28,7 @@ def noun(of: type, name: str) -> Any:
     value = inspect.getattr_static(of, name)
     if isinstance(value, property) and value.fget is not None:
         wanted = str(value.fget.__annotations__.get("return", ""))
-        for module in (nouns, sockets, agents):
+        for module in (nouns, runnoun, fibernoun, sockets, agents):
             if hasattr(module, wanted):
                 return getattr(module, wanted)
     return value

@@ -18,14 +18,9 @@ from culet.kernel import (
     rpc,
 )
 from culet.kernel.errors import CuletError
-from culet.kernel.nouns import (
-    DynamicAgents,
-    FibersNoun,
-    QueueNoun,
-    RunsNoun,
-    SchedulesNoun,
-    SocketsNoun,
-)
+from culet.kernel.fibernoun import FibersNoun
+from culet.kernel.nouns import DynamicAgents, QueueNoun, SchedulesNoun, SocketsNoun
+from culet.kernel.runnoun import RunsNoun
 from culet.kernel.testing import Harness, ScriptedChild, open_test_kernel
 from kernel.agents import agent_at, raises, settle
 from kernel.peers import RecordingPeer, come, connect, frames_of

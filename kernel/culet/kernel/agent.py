@@ -32,22 +32,17 @@ from .detached import Detached, checked
 from .effectnoun import EffectsNoun
 from .effectrows import Row as EffectRow
 from .errors import NotFound, StorageError, UsageError
+from .fibernoun import FibersNoun
 from .fiberrows import FiberRecovery, FiberResolution, progress_of
 from .http import ConnectContext, Forward, Headers, Request, Response, as_request
 from .legacy import delegates
 from .milestones import Progress
 from .milestones import check as check_report
 from .node import Ambient, Node, ambient
-from .nouns import (
-    DynamicAgents,
-    FibersNoun,
-    QueueNoun,
-    RunsNoun,
-    SchedulesNoun,
-    SocketsNoun,
-)
+from .nouns import DynamicAgents, QueueNoun, SchedulesNoun, SocketsNoun
 from .plans import Due
 from .questions import RunAnswer
+from .runnoun import RunsNoun
 from .runs import Ask
 from .schedules import Schedule
 from .sockets import Connection, check_tags, message_blob
