@@ -97,7 +97,10 @@ INJECTED_ELSEWHERE = {
     "storage/culet/storage/treefile.py": ("time.perf_counter_ns", DEFAULT_STOPWATCH),
     "storage/culet/storage/treelog.py": ("time.perf_counter_ns", DEFAULT_STOPWATCH),
     "storage/culet/storage/janitor.py": ("time.perf_counter_ns", DEFAULT_STOPWATCH),
-    "kernel/culet/kernel/stall.py": ("time.monotonic", "a thread that watches the loop"),
+    "kernel/culet/kernel/stall.py": (
+        "time.monotonic",
+        "a thread that watches the loop",
+    ),
     "kernel/culet/kernel/testing_seeded.py": ("random.Random", "the type, for a check"),
     "web/culet/web/demo/agents.py": (
         "time.perf_counter",
