@@ -31,6 +31,7 @@ from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 
 from .gateway import Enter, Gateway, close_code, opened
+from .hypercorn_inside import decline_compression, tcp_socket
 from .intake import Intake
 from .outbox import Close
 from .session import Session
@@ -240,7 +241,7 @@ async def _serve(
         await _refuse_in_http(scope, send, refusal)
         return
     offered = scope.get("subprotocols") or [None]
-    _decline_compression(send)
+    decline_compression(send)
     await send({"type": "websocket.accept", "subprotocol": offered[0]})
     if not gateway.ready:
         await _refuse(receive, send, _RESTART)
@@ -268,7 +269,8 @@ async def _converse(
 ) -> Response | None:
     """Run the session; a Response says that it could not begin."""
     kernel = gateway.kernel
-    link = PlainLink(gateway.limits, receive, send, _tcp_socket(scope, send))
+    socket = tcp_socket(scope.get("http_version"), send)
+    link = PlainLink(gateway.limits, receive, send, socket)
     session = Session(visit.gate, gateway.limits, link.ready, link.cut)
     connection_id = request.query.get("_pk") or kernel.chance.id()
     try:
@@ -523,32 +525,3 @@ def kernel_request(
         query = scope.get("query_string", b"").decode("latin-1")
     url = f"{path}?{query}" if query else path
     return Request("GET", url, headers=headers, identity=identity)
-
-
-def _decline_compression(send: Send) -> None:
-    """Make hypercorn forget that the client offered to compress.
-
-    ASGI has no say in it. Compressing a stream of small frames costs much and saves
-    little; and the published clients inflate each frame in a task of its own, which
-    makes them lose their place when a stream is resumed.
-    """
-    handshake: Any = getattr(getattr(send, "__self__", None), "handshake", None)
-    if hasattr(handshake, "extensions"):
-        handshake.extensions = None
-
-
-def _tcp_socket(scope: Scope, send: Send) -> trio.socket.SocketType | None:
-    """Find the TCP socket behind hypercorn's `send`; None when it is not there.
-
-    ASGI has no way to drop a client that does not read, and hypercorn's `send` to one
-    never ends. Its `send` is a method of the WebSocket, whose own `send` is one of the
-    HTTP connection, whose own `send` is one of the server that has the stream.
-    """
-    if scope.get("http_version") != "1.1":
-        return None  # others share the connection
-    owner: Any = getattr(send, "__self__", None)
-    for _ in range(2):
-        owner = getattr(getattr(owner, "send", None), "__self__", None)
-    stream = getattr(owner, "stream", None)
-    socket = getattr(getattr(stream, "transport_stream", stream), "socket", None)
-    return socket if isinstance(socket, trio.socket.SocketType) else None

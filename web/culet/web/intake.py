@@ -16,6 +16,8 @@ import trio
 
 from culet.kernel.core.limits import Limits
 
+from .hypercorn_inside import give_up
+
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
@@ -76,8 +78,8 @@ class Intake:
         self.end()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drain)
-            with suppress(Exception):  # None is its own word for it, no other server's
-                await send(None)  # type: ignore[arg-type]
+            with suppress(Exception):
+                await give_up(send)
             nursery.cancel_scope.cancel(reason="the request has ended")
 
     async def _drain(self) -> None:

@@ -16,14 +16,10 @@ import signal
 import threading
 from collections import Counter
 from functools import partial
-from typing import Any, Final, cast, final
+from typing import Final, final
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import LifespanFailureError, wrap_app
 from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
@@ -31,6 +27,7 @@ from culet.kernel.errors import UsageError
 from .app import SOCKETS, gateways_of
 from .asgi import AgentSockets
 from .gateway import Gateway
+from .hypercorn_inside import Inside, fits, misfit, plain_serve, why_not_started
 from .transport import RECEIVE_BYTES, Wire
 from .upgrade import open_socket, read_head
 
@@ -55,26 +52,19 @@ async def serve(
     gateways = gateways_of(app)
     host, port = split_bind(bind)
     listeners = await _listen(host, port)
+    server = _Server(app, gateways)
     try:
-        await _Server(app, gateways).run(listeners, host, task_status)
+        await (server.run if fits() else server.run_plainly)(
+            listeners, host, task_status
+        )
     except BaseExceptionGroup as group:
-        why = _why_not_started(group)
+        why = why_not_started(group)
         if why is None:
             raise
         raise UsageError(f"the app does not start: {why}") from None
     finally:
         for listener in listeners:
             listener.socket.close()
-
-
-def _why_not_started(error: BaseException) -> str | None:
-    """Return what the app said when it failed to start, out of hypercorn's error."""
-    if isinstance(error, BaseExceptionGroup):
-        found = (_why_not_started(inner) for inner in error.exceptions)
-        return next((why for why in found if why is not None), None)
-    if isinstance(error, LifespanFailureError):
-        return str(error).partition(". ")[2].strip("'\"") or "its start-up failed"
-    return None
 
 
 def split_bind(bind: str) -> tuple[str, int]:
@@ -106,7 +96,7 @@ class _Server:
         self.config = self._configure()
         # an upgrade that hypercorn cannot bear ends its connection only: see `_handle`
         self.app_has_sockets = any(rule.websocket for rule in app.url_map.iter_rules())
-        self.app = wrap_app(cast(Any, app), self.config.wsgi_max_body_size, "asgi")
+        self.app = app
         self.open: Counter[str] = Counter()
         self.total = 0
         self.streams: set[trio.SocketStream] = set()
@@ -128,33 +118,48 @@ class _Server:
         task_status: trio.TaskStatus[str],
     ) -> None:
         """Accept until told to stop; then let what is open end in order."""
-        state: dict[str, Any] = {}
-        lifespan = Lifespan(self.app, self.config, state)
+        inside = Inside(self.app, self.config)
         # a cancelled server still shuts its app down: what the app opened is closed
         life = trio.CancelScope(shield=True)
 
         async def live(*, task_status: trio.TaskStatus[None]) -> None:
             with life:
-                await lifespan.handle_lifespan(task_status=task_status)
+                await inside.live(task_status=task_status)
 
         async with trio.open_nursery() as outer:
             await outer.start(live)
-            await lifespan.wait_for_startup()
+            await inside.started()
             try:
-                await self._accept(state, listeners, host, task_status)
+                await self._accept(inside, listeners, host, task_status)
             finally:
                 with trio.CancelScope(shield=True):
-                    await lifespan.wait_for_shutdown()
+                    await inside.stopped()
                     life.cancel(reason="the server has stopped")
 
-    async def _accept(
+    async def run_plainly(
         self,
-        state: dict[str, Any],
         listeners: list[trio.SocketListener],
         host: str,
         task_status: trio.TaskStatus[str],
     ) -> None:
-        context = WorkerContext(None)
+        """Leave the listener to a hypercorn that is not known: less is kept, see the guide."""
+        log.warning(
+            "%s: it serves WebSockets too, and cuts less than the limits say", misfit()
+        )
+        self._warn(host)
+        self.config.websocket_max_message_size = 2 * self.limits.message_bytes
+        self.config.websocket_ping_interval = self.limits.ping_s
+        url = _url(host, listeners)
+        until = partial(_stop_signal, task_status, url)
+        await plain_serve(self.app, self.config, listeners, until)
+
+    async def _accept(
+        self,
+        inside: Inside,
+        listeners: list[trio.SocketListener],
+        host: str,
+        task_status: trio.TaskStatus[str],
+    ) -> None:
         async with trio.open_nursery() as handlers:
             async with trio.open_nursery() as accepting:
                 self.wires = [Wire(gateway.limits) for gateway in self.gateways]
@@ -164,7 +169,7 @@ class _Server:
                 await accepting.start(
                     partial(
                         trio.serve_listeners,
-                        partial(self._handle, context, state),
+                        partial(self._handle, inside),
                         listeners,
                         handler_nursery=handlers,
                     )
@@ -173,7 +178,7 @@ class _Server:
                 self._warn(host)
                 await _stop_signal(task_status, url)
                 accepting.cancel_scope.cancel(reason="the server stops")
-            await context.terminated.set()
+            await inside.stop()
             await self._wind_down()
             handlers.cancel_scope.cancel(reason="the server stops")
 
@@ -201,9 +206,7 @@ class _Server:
 
     # ---- one connection
 
-    async def _handle(
-        self, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
-    ) -> None:
+    async def _handle(self, inside: Inside, stream: trio.SocketStream) -> None:
         """Serve one connection; nothing that goes wrong in it goes further."""
         address = _address(stream)
         limits = self.limits
@@ -217,7 +220,7 @@ class _Server:
         self.open[address] += 1
         self.streams.add(stream)
         try:
-            await self._serve(context, state, stream)
+            await self._serve(inside, stream)
         except _GONE:
             pass
         except Exception as error:
@@ -232,9 +235,7 @@ class _Server:
             self.idle.set()
             await trio.aclose_forcefully(stream)
 
-    async def _serve(
-        self, context: WorkerContext, state: dict[str, Any], stream: trio.SocketStream
-    ) -> None:
+    async def _serve(self, inside: Inside, stream: trio.SocketStream) -> None:
         first = b""
         with trio.move_on_after(self.limits.handshake_s):
             first = await self._first_bytes(stream)
@@ -250,8 +251,8 @@ class _Server:
             if not self.app_has_sockets:
                 await _answer(stream, 404, "no WebSocket here")
                 return
-        replayed = cast(Any, _Replayed(stream, first, self.limits.slow_client_s))
-        await TCPServer(self.app, self.config, context, cast(Any, state), replayed)
+        replayed = _Replayed(stream, first, self.limits.slow_client_s)
+        await inside.connection(replayed)
 
     async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
         """Read up to the end of the first request's head."""
