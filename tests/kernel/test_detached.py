@@ -635,16 +635,22 @@ async def test_one_that_never_says_a_word_is_bounded_by_its_budget_alone(
 
 
 @pytest.mark.rule("T-181")
-@pytest.mark.parametrize("down_s", [0, 300])
+@pytest.mark.parametrize(("down_s", "budget_s"), [(0, 10), (300, 10), (0, 15)], ids=str)
 async def test_where_both_bounds_are_over_the_budget_is_the_reason(
-    down_s: int, clock: object
+    down_s: int, budget_s: int, clock: object
 ) -> None:
+    """The third: a machine that slept over both, and looks at the silence first."""
     async with opened() as test:
         me = await top(test)
-        policy = Detached(on_finish="delivered", no_progress_s=10, max_budget_s=10)
+        policy = Detached(
+            on_finish="delivered", no_progress_s=10, max_budget_s=budget_s
+        )
         await me.run_agent_tool(Worker, LONG, run_id="r", detached=policy)
-        await test.advance(1 if down_s else 30)
-        if down_s:
+        await test.advance(1)
+        if not down_s:
+            test.clock.jump(budget_s - 10)
+            await test.advance(30)
+        else:
             await tree_of(test).durable()
             await test.crash()
             test.clock.jump(down_s)

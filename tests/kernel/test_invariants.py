@@ -19,12 +19,16 @@ from kernel.peers import RecordingPeer, connect
 
 CANARY = "the-quick-canary-sings-0123456789"
 NOTES: list[Any] = []
+COUNTS: list[
+    int
+] = []  # commits: when a run was asked for, on disk when its facet starts
 PEERS: list[RecordingPeer] = []
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     NOTES.clear()
+    COUNTS.clear()
     PEERS.clear()
 
 
@@ -39,6 +43,7 @@ class Looks(Agent):
 
     async def on_start(self) -> None:
         tree = self._node.tree
+        COUNTS.append(tree.barrier.durable)
         NOTES.append(
             (
                 rows(tree, "SELECT status FROM run WHERE id = ?", self.name),
@@ -112,6 +117,11 @@ async def opened_top(test: Harness) -> Any:
     return agent_at(test)
 
 
+def written(test: Harness) -> int:
+    """Return how many commits the tree has made."""
+    return tree_of(test).barrier.count
+
+
 async def again(test: Harness) -> Any:
     await test.crash()
     await test.reopen()
@@ -127,8 +137,11 @@ async def test_the_row_of_a_run_is_durable_before_its_facet_is_opened(
 ) -> None:
     async with opened() as test:
         me = await opened_top(test)
+        test.kernel.subscribe("run:start", lambda *_: COUNTS.append(written(test)))
         await me.run_agent_tool(Looks, None, run_id="r", detached=True)
         await test.advance(1)
+        asked, on_disk = COUNTS
+        assert asked <= on_disk, "its code ran before its row was durable"
         assert NOTES == [
             ("start", "r", "running", False),
             ([("running",)], [(1,)], False),

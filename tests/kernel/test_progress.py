@@ -368,6 +368,16 @@ async def test_the_hook_is_told_in_order_is_not_waited_for_and_harms_nobody(
         assert tree_of(test, "Reads").milestones._news == {}
 
 
+@pytest.mark.rule("T-224")
+async def test_milestones_of_one_step_are_told_in_their_order(clock: object) -> None:
+    async with opened(Reads) as test:
+        me = await top(test, Reads)
+        names = [f"m{number}" for number in range(12)]
+        await me.run_agent_tool(Worker, [["mark", n] for n in names], run_id="r")
+        await test.advance(1)
+        assert [progress.milestone for progress in NAMED] == names
+
+
 async def test_each_level_hears_of_its_own_runs_only(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

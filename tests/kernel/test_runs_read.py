@@ -285,18 +285,19 @@ async def test_each_transition_is_told_once_with_where_and_how_long(
     async with opened() as test:
         told = listen(test)
         me = await top(test)
-        program = [["sleep", 4], ["run", "in", [["fail", "no"]]]]
-        await me.run_agent_tool(Kid, program, run_id="out")
+        inner = [["run", "deep", [["say", "x"]]], ["fail", "no"]]
+        await me.run_agent_tool(Kid, [["sleep", 4], ["run", "in", inner]], run_id="out")
         assert seen(told) == [
             ("out", "asked", 0), ("out", "begun", 1), ("in", "asked", 0),
-            ("in", "begun", 1), ("in", "error", 1), ("out", "completed", 1),
+            ("in", "begun", 1), ("deep", "asked", 0), ("deep", "begun", 1),
+            ("deep", "completed", 1), ("in", "error", 1), ("out", "completed", 1),
         ]  # fmt: skip
         assert {(t.run_id, t.parent_run_id, t.depth) for t in told} == {
-            ("out", None, 0), ("in", "out", 1),
+            ("out", None, 0), ("in", "out", 1), ("deep", "in", 2),
         }  # fmt: skip
         assert next(t.elapsed_s for t in told if t.run_id == "in") == 0
         assert told[-1].elapsed_s == pytest.approx(4, abs=0.5)
-        assert (told[4].reason, told[5].reason) == ("failed", None)
+        assert (told[-2].reason, told[-1].reason) == ("failed", None)
         assert {t.agent_type for t in told} == {"Kid"}
 
 

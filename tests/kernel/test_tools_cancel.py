@@ -234,6 +234,31 @@ async def test_all_that_wait_hear_a_cancel_at_once(clock: object) -> None:
         assert not peer.closed
 
 
+@pytest.mark.rule("T-054")
+async def test_what_a_cancel_finds_said_and_not_stored_is_kept(clock: object) -> None:
+    async with opened() as test:
+        me = await top(test)
+        said = trio.Event()
+
+        def at_second(_channel: str, _tree: Any, stream: Any, _kind: str) -> None:
+            SEEN.append(stream)
+            if len(SEEN) == 2:
+                said.set()
+
+        test.kernel.subscribe("turn:chunk", at_second)
+        script = [["say", "a"], ["say", "b"], ["sleep", 99], ["say", "c"]]
+        async with trio.open_nursery() as nursery:
+            results = ask(nursery, me, Kid, script, run_id="r")
+            await said.wait()
+            assert SEEN[1].staged, "nothing of it is stored so far"
+            await me.runs.cancel("r")
+        assert (results[0].status, results[0].n) == ("aborted", 2)
+        want = [(0, "started"), (1, "chunk"), (2, "chunk"), (3, "aborted")]
+        assert kinds(await frames(me, "r")) == want
+        me = await again(test)
+        assert kinds(await frames(me, "r")) == want, "and it stays"
+
+
 @pytest.mark.rule("T-053")
 async def test_an_end_that_stood_before_the_cancel_is_returned(clock: object) -> None:
     token = CancelToken()

@@ -403,6 +403,23 @@ async def test_an_error_said_in_band_ends_the_run_and_is_no_chunk(
         assert found[-1]["event"]["error"] == "the model is gone"
 
 
+@pytest.mark.rule("T-075")
+@pytest.mark.parametrize("nothing", [{}, None, ""], ids=repr)
+async def test_an_empty_body_is_no_chunk(nothing: Any, clock: object) -> None:
+    class Empty(Kid):
+        async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+            yield say("so far")
+            yield nothing
+
+    async with opened(Empty) as test:
+        me = await top(test)
+        run = await me.run_agent_tool(Empty, None, run_id="r")
+        assert (run.status, run.reason) == ("error", "failed")
+        assert "a chunk is a mapping" in run.error
+        found = kinds(await frames(me, "r"))
+        assert found == [(0, "started"), (1, "chunk"), (2, "error")]
+
+
 @pytest.mark.rule("T-022")
 async def test_another_turn_that_fails_in_the_same_facet_is_not_the_runs_error(
     clock: object,

@@ -323,6 +323,32 @@ async def test_nobody_has_to_look_for_a_facet_to_go_on(clock: object) -> None:
         assert rows(tree, "SELECT DISTINCT status FROM run") == [("completed",)]
 
 
+@pytest.mark.rule("T-135")
+async def test_an_end_that_recovery_finds_is_told_like_every_other(
+    clock: object,
+) -> None:
+    """Its row, its last frame, live and replayed, and its hook, once each."""
+    async with opened() as test:
+        me = await top(test)
+        script = [["say", "a"], ["sleep", 9]]
+        await me.run_agent_tool(Frail, script, run_id="r", detached=True)
+        await test.advance(1)
+        me = await again(test)
+        peer = await connect(test)
+        await test.advance(5)
+        run = me.runs.get("r")
+        assert (run.status, run.reason) == ("interrupted", "not-resumable")
+        want = [(0, "started"), (1, "chunk"), (2, "interrupted")]
+        assert kinds(run_frames(peer)) == want
+        assert kinds(await frames(me, "r")) == want
+        assert [h for h in HEARD if h[0] == "finish"] == [
+            ("finish", "a", "r", "interrupted")
+        ]
+        me = await again(test)
+        await test.advance(5)
+        assert [h[0] for h in HEARD].count("finish") == 1
+
+
 # ---- a parent whose own turn goes on
 
 
