@@ -134,3 +134,17 @@ def test_the_page_survives_kill_9_of_its_server(tmp_path: Path) -> None:
         f" --docs {DOCS} --pace 0.1"
     )
     run_node("survive.test.mjs", CULET_CMD=command, CULET_DIR=str(tmp_path / "data"))
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_inspector_in_a_browser() -> None:
+    command = [sys.executable, str(JS / "inspect-server.py")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            run_node("inspect.test.mjs", CULET_URL=server.stdout.readline().strip())
+        finally:
+            server.terminate()

@@ -27,10 +27,12 @@ from culet.kernel.visits import Admit
 
 from .asgi import INTAKE, AgentSockets, raw_path
 from .gateway import Authenticate, Cors, Gateway, Origins
+from .inspect import PATH, Inspect, Inspector
 from .intake import Intake
 from .metrics import CONTENT_TYPE, Metrics
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`
+INSPECTOR: Final = "culet.inspector"
 SOCKETS: Final = "culet.sockets"  # of those that come through the app
 Opener = Callable[[], AbstractAsyncContextManager[Kernel]]
 
@@ -45,12 +47,14 @@ def create_app(
     limits: Limits | None = None,
     authenticate: Authenticate | None = None,
     admit: Admit | None = None,
+    inspect: Inspect | None = None,
 ) -> QuartTrio:
     """Return an app that serves a kernel's agents, and `/healthz`, `/readyz`, `/metrics`.
 
     `origins`: None: same origin only; "*": any; a tuple: exactly those. `authenticate`
     returns an identity, None (anonymous) or a Response that refuses; `admit` is the gate
-    of roots. More routes may be added to the app.
+    of roots. `inspect` turns on the page `/inspect` for whom it says True of: see the guide.
+    More routes may be added to the app.
     """
     app = QuartTrio("culet.web", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = None  # bounded where the body is read
@@ -64,6 +68,7 @@ def create_app(
         limits=limits,
         authenticate=authenticate,
         admit=admit,
+        inspect=inspect,
         probes=True,
     )
     return app
@@ -80,6 +85,7 @@ def install(
     limits: Limits | None = None,
     authenticate: Authenticate | None = None,
     admit: Admit | None = None,
+    inspect: Inspect | None = None,
     probes: bool = False,
 ) -> None:
     """Mount agents under a prefix of an app of one's own. See `create_app`.
@@ -118,6 +124,8 @@ def install(
         return quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
 
     app.before_request(agents)
+    if inspect is not None:
+        _add_inspector(app, gateway, inspect)
     if probes:
         _add_probes(app, gateway)
 
@@ -209,6 +217,25 @@ class _Host:
         await self._over.wait()
         if self._error is not None:
             raise self._error
+
+
+def _add_inspector(app: QuartTrio, gateway: Gateway, may: Inspect) -> None:
+    if app.extensions.get(INSPECTOR) is not None:
+        raise UsageError("the app has an inspector already")
+    if gateway.owns(f"{PATH}/"):
+        raise UsageError(f"agents are installed under {gateway.prefix!r}, as {PATH}")
+    inspector = app.extensions[INSPECTOR] = Inspector(gateway, may)
+
+    async def inspected() -> QuartResponse | None:
+        path = raw_path(cast(Any, current_request.scope))
+        if not inspector.owns(path):
+            return None
+        asked = kernel_request(current_request, path, gateway.limits)
+        answer = await inspector.answer(asked)
+        head = asked.method == "HEAD"
+        return None if answer is None else quart_response(answer, head=head)
+
+    app.before_request(inspected)
 
 
 def _add_probes(app: QuartTrio, gateway: Gateway) -> None:

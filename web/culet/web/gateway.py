@@ -136,22 +136,30 @@ class Gateway:
             kernel = self.kernel
         except CuletError as error:
             return error_response(error)
-        if self.authenticate is not None:
-            try:
-                identity = await self.authenticate(request)
-            except CuletError as error:
-                return error_response(error)
-            except BaseException as error:
-                if is_stop(error):
-                    raise
-                error_id = kernel.report(
-                    "authenticate", None, error, name=request.raw_path
-                )
-                return Response(f"refused (error {error_id})", 500)
-            if isinstance(identity, Response):
-                return identity
-            request = request.replace(identity=identity)
+        identified = await self.identify(request)
+        if isinstance(identified, Response):
+            return identified
+        request = identified
         return await visit(kernel, path, request, admit=self.admit, props=self.props)
+
+    async def identify(self, request: Request) -> Request | Response:
+        """Return the request with who `authenticate` says it is, or how it refuses."""
+        if self.authenticate is None:
+            return request
+        try:
+            identity = await self.authenticate(request)
+        except CuletError as error:
+            return error_response(error)
+        except BaseException as error:
+            if is_stop(error):
+                raise
+            error_id = self.kernel.report(
+                "authenticate", None, error, name=request.raw_path
+            )
+            return Response(f"refused (error {error_id})", 500)
+        if isinstance(identity, Response):
+            return identity
+        return request.replace(identity=identity)
 
     async def enter_below(
         self, parent: Any, tail: str | None, request: Request

@@ -101,7 +101,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     questions_bytes: int = 12 << 10  # of their inputs in one report, as JSON
     mail_bytes: int = 16 << 10  # of one letter to a run, as JSON
     mail_waiting: int = 100  # letters to one run that it has not done
-    mail_known: int = 1_000  # ids of letters of one run that are known after it did them
+    mail_known: int = (
+        1_000  # ids of letters of one run that are known after it did them
+    )
     milestones: int = 1_000  # that one run reports
     runs_per_tree: int = 10_000  # that go on at once, over all agents of a tree
     many_retained: int = 1_000  # runs of one agent: then there is a warning
@@ -109,7 +111,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     sweep_runs: int = 256  # of one agent that are old: forgotten in one look
     replay_page_bytes: int = 64 << 10
-    events_beat_s: float = 15  # of silence: then a reader of events is told that it goes on
+    events_beat_s: float = (
+        15  # of silence: then a reader of events is told that it goes on
+    )
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
     pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
     feed_page: int = 512  # entries that a reader of a feed holds at once
@@ -166,6 +170,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     transcript_least: int = 4  # messages that are loaded however large they are
     retained_turns: int = 100  # of a chat whose streams may still be replayed
     continuation_s: float = 0.1  # for a client that answered to ask what streams
+    inspect_rows: int = 200  # of one answer of the inspector
+    inspect_events: int = 500  # that a reader of it has not taken: then the oldest go
+    inspect_readers: int = 16  # of its events at once
+    inspect_body_bytes: int = 4 << 10  # of what it is asked to do
 
     # the Python client
     client_events: int = (

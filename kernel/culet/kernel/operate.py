@@ -1,0 +1,151 @@
+"""What an operator does with an open tree from outside, by the ids that lists show.
+
+An agent's nouns act for that agent only. Here is what may be done to any agent of a tree:
+runs and dead letters page by page, and by their number or id the verbs of those nouns.
+Whoever calls this has decided who may: there is no gate behind it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from . import deliveries, runtree
+from .core.path import path_text
+from .core.run import AgentToolRun
+from .jobrows import JobRow
+from .receipts import CancelReceipt
+from .runtree import Phase
+
+if TYPE_CHECKING:
+    from .tree import Tree
+
+Act = Literal["cancel", "run_now", "pause", "resume", "replay", "redeliver"]
+_RUNS: Final = (  # with no status the newest, whatever they are
+    "SELECT born, owner, id, child, detached IS NOT NULL FROM run"
+    " WHERE (?1 IS NULL OR born < ?1) ORDER BY born DESC LIMIT ?2"
+)
+_RUN: Final = "SELECT owner, id FROM run WHERE born = ?"
+_DEAD: Final = "dead = 1 AND id > ? ORDER BY id LIMIT ?"
+_VERBS: Final[dict[str, frozenset[str]]] = {
+    "call": frozenset({"cancel", "run_now", "pause", "resume", "replay"}),
+    "queue": frozenset({"cancel", "replay"}),
+    "hook": frozenset({"redeliver"}),
+    "deliver": frozenset({"redeliver"}),
+}
+_ID_MAX: Final = 1 << 62  # of a row
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of any agent of a tree. See `RunInspection` for what it shares with that.
+
+    `attempt` and `chunks` are known of a run that goes on; of one that is over `chunks`
+    alone.
+    """
+
+    number: int
+    run: AgentToolRun
+    path: str
+    phase: Phase
+    detached: bool
+    attempt: int | None
+    chunks: int | None
+    elapsed_s: float
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """Something owed that is not tried again by itself. `acts`: what may be done to it."""
+
+    id: str
+    path: str
+    kind: str
+    what: str
+    attempts: int
+    error: str | None
+    due_at: int
+    acts: list[str]
+
+
+def runs(tree: Tree, *, before: int | None, limit: int) -> list[RunRow]:
+    """Return runs of all agents of an open tree, the newest first; `before`: a number."""
+    path = cache(tree.path_of)
+    rows: list[RunRow] = []
+    for number, owner, run_id, child, detached in tree.db.execute(
+        _RUNS, (before, limit)
+    ):
+        run = tree.runs.get(owner, run_id)
+        if run is None:
+            continue
+        if run.status == "running":
+            seen = runtree.inspect(tree, owner, run_id)
+            assert seen is not None  # its row was read in this step
+            rows.append(
+                RunRow(
+                    number=number, run=run, path=seen.path, phase=seen.phase,
+                    detached=seen.detached, attempt=seen.attempt, chunks=seen.chunks,
+                    elapsed_s=seen.elapsed_s,
+                )
+            )  # fmt: skip
+            continue
+        end = run.started_at if run.completed_at is None else run.completed_at
+        own = path_text([(run.agent_type, run_id)])
+        rows.append(
+            RunRow(
+                number=number, run=run, path=path(child) or f"{path(owner)}/{own}",
+                phase="over", detached=bool(detached), attempt=None, chunks=run.n,
+                elapsed_s=max(0, end - run.started_at) / 1000,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def dead(tree: Tree, *, after: int, limit: int) -> list[DeadLetter]:
+    """Return what rests of all agents of an open tree, in the order of the ids."""
+    path = cache(tree.path_of)
+    return [
+        DeadLetter(
+            id=str(row.id), path=path(row.owner), kind=row.kind, what=row.what,
+            attempts=row.attempts, error=row.error, due_at=row.due_at,
+            acts=[a for a in ("replay", "redeliver", "cancel") if a in verbs(row.kind)],
+        )
+        for row in tree.jobs.find(_DEAD, (after, limit))
+    ]  # fmt: skip
+
+
+def verbs(kind: str) -> frozenset[str]:
+    """Return what may be done to a job of that kind."""
+    return _VERBS.get(kind, frozenset())
+
+
+async def cancel_run(
+    tree: Tree, number: int, reason: str | None
+) -> CancelReceipt | None:
+    """Cancel a run by its number, as `runs.cancel` does; None: there is none."""
+    found = tree.db.execute(_RUN, (number,)) if 0 <= number < _ID_MAX else []
+    if not found:
+        return None
+    owner, run_id = found[0]
+    receipt = await tree.runs.stop(owner, run_id, reason)
+    await tree.durable()
+    return receipt
+
+
+async def act_on_job(tree: Tree, job_id: int, act: Act) -> bool:
+    """Do that to a job, durably; False where there is no such job or it does not apply."""
+    row = tree.jobs.get(job_id) if 0 <= job_id < _ID_MAX else None
+    if row is None or act not in verbs(row.kind):
+        return False
+    done = _change(tree, row, act)
+    await tree.durable()
+    return done
+
+
+def _change(tree: Tree, row: JobRow, act: Act) -> bool:
+    job_id = str(row.id)
+    if act == "redeliver":
+        return deliveries.again(tree, row.owner, job_id)
+    if act == "cancel":
+        return tree.schedules.remove(row.owner, row.kind, job_id)
+    return tree.schedules.change(row.owner, row.kind, job_id, act)

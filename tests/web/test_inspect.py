@@ -1,0 +1,446 @@
+"""The inspector: nothing for strangers, bounded pages, verbs that only our page can use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import trio
+
+from culet.kernel import Kernel, Limits, Request, Response, open_kernel
+from culet.kernel.errors import UsageError
+from culet.web import create_app
+from culet.web.app import INSPECTOR, gateways_of
+from culet.web.inspect import Inspector, read_static
+from culet.web.inspect.api import error_class
+from culet.web.inspect.events import Ring, told
+from web.inspected import SECRET, Office, Slow
+from web.serving import RUNNERS, Server, read_all
+
+OPERATOR = ("Cookie: who=operator",)
+OFFICE = "class=Office&name=o"
+LISTS = ("roots", "tree", "runs", "due", "fibers", "effects", "dead")
+
+
+async def authenticate(request: Request) -> Any:
+    who = request.headers.get("cookie", "").removeprefix("who=")
+    return Response("log in first", 401) if who == "nobody" else who or None
+
+
+async def operators(request: Request) -> bool:
+    return bool(request.identity == "operator")
+
+
+class Desk:
+    """A server with an inspector and an agent at work, and what is asked of it."""
+
+    def __init__(self, server: Server, app: Any) -> None:
+        self.server, self.app = server, app
+
+    @property
+    def inspector(self) -> Inspector:
+        found: Inspector = self.app.extensions[INSPECTOR]
+        return found
+
+    async def office(self) -> Any:
+        return await self.server.kernel.get_agent(Office, "o")
+
+    async def get(self, name: str, query: str = OFFICE) -> Any:
+        path = f"/inspect/api/{name}?{query}"
+        status, _headers, body = await self.server.http("GET", path, headers=OPERATOR)
+        assert status == 200, body
+        return json.loads(body)
+
+    async def post(self, body: Any, *headers: str) -> tuple[int, bytes]:
+        given = headers or (
+            "Content-Type: application/json",
+            f"Origin: {self.server.url}",
+            "Sec-Fetch-Site: same-origin",
+        )
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        status, _headers, answer = await self.server.http(
+            "POST", "/inspect/api/act", headers=(*OPERATOR, *given), body=text
+        )
+        return status, answer
+
+    async def act(self, verb: str, job: Any) -> Any:
+        status, body = await self.post(
+            {"root": ["Office", "o"], "act": verb, "id": int(job)}
+        )
+        assert status == 200, body
+        return json.loads(body)
+
+
+async def until(look: Callable[[], Any]) -> Any:
+    with trio.fail_after(10):
+        while not (found := await look()):
+            await trio.sleep(0.02)
+    return found
+
+
+@asynccontextmanager
+async def desk(
+    transport: str, limits: Limits | None = None, **options: Any
+) -> AsyncIterator[Desk]:
+    async with (
+        open_kernel(roots=[Office], facets=[Slow], limits=limits) as kernel,
+        trio.open_nursery() as nursery,
+    ):
+        options = {"authenticate": authenticate, "inspect": operators, **options}
+        app = create_app(kernel, **options)
+        url = await nursery.start(RUNNERS[transport], app)
+        yield Desk(Server(url, kernel), app)
+        nursery.cancel_scope.cancel()
+
+
+PATHS = (
+    "/inspect", "/inspect/", "/inspect/main.js", "/inspect/api/roots",
+    f"/inspect/api/tree?{OFFICE}", "/inspect/api/events", "/inspect/none",
+)  # fmt: skip
+
+
+async def test_it_is_off_unless_it_is_enabled(transport: str) -> None:
+    async with desk(transport, inspect=None) as seen:
+        for path in PATHS:
+            found = await seen.server.http("GET", path, headers=OPERATOR)
+            nowhere = await seen.server.http("GET", "/nowhere", headers=OPERATOR)
+            assert (found[0], found[2]) == (404, nowhere[2]), path
+
+
+@pytest.mark.parametrize("who", ["guest", "nobody", ""])
+async def test_a_stranger_finds_what_is_where_nothing_is(
+    transport: str, who: str
+) -> None:
+    headers = (f"Cookie: who={who}",) if who else ()
+    async with desk(transport) as seen:
+        nowhere = await seen.server.http("GET", "/nowhere", headers=headers)
+        for path in PATHS:
+            found = await seen.server.http("GET", path, headers=headers)
+            assert found[0] == 404, path
+            assert found[2] == nowhere[2], path
+            dates = {"date": ""}
+            assert found[1] | dates == nowhere[1] | dates, path
+        sent = (*headers, "Content-Type: application/json")
+        for path in ("/inspect/api/act", "/nowhere"):
+            answer = await seen.server.http("POST", path, headers=sent, body=b"{}")
+            assert answer[0] == 404, path
+
+
+async def test_who_may_look_can_answer_and_what_it_raises_is_a_no(
+    transport: str,
+) -> None:
+    async def login(request: Request) -> Response:
+        return Response(b"", 303, {"location": "/login"})
+
+    async def broken(request: Request) -> bool:
+        raise ValueError(SECRET)
+
+    async with desk(transport, inspect=login) as seen:
+        status, headers, _ = await seen.server.http("GET", "/inspect")
+        assert (status, headers["location"]) == (303, "/login")
+    async with desk(transport, inspect=broken) as seen:
+        status, _, body = await seen.server.http("GET", "/inspect")
+        assert status == 404
+        assert SECRET.encode() not in body
+
+
+async def test_the_page_is_served_strictly(transport: str) -> None:
+    async with desk(transport) as seen:
+        for name, (content, kind) in read_static().items():
+            path = "/inspect" if name == "index.html" else f"/inspect/{name}"
+            status, headers, body = await seen.server.http(
+                "GET", path, headers=OPERATOR
+            )
+            assert (status, headers["content-type"], body) == (200, kind, content)
+            assert headers["content-security-policy"].startswith("default-src 'none'")
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["cache-control"] == "no-store"
+            if name != "culet.svg":
+                assert b"http:" not in content
+                assert b"https:" not in content
+                assert b"innerHTML" not in content
+        status, headers, _ = await seen.server.http(
+            "GET", "/inspect/", headers=OPERATOR
+        )
+        assert (status, headers["location"]) == (308, "../inspect")
+
+
+async def test_every_list_shows_what_there_is_and_no_secret(transport: str) -> None:
+    async with desk(transport) as seen:
+        office = await seen.office()
+        await office.begin("r1", 10_000)
+        ring, report, breaks = await office.plan()
+        dead = await until(lambda: rows(seen, "dead"))
+
+        assert [(d["id"], d["error"], d["what"]) for d in dead] == [
+            (breaks, "ValueError", "breaks")
+        ]
+        roots = await seen.get("roots", "")
+        assert [(r["class"], r["name"], r["state"]) for r in roots["rows"]] == [
+            ("Office", "o", "open")
+        ]
+        tree = await rows(seen, "tree")
+        assert [r["path"] for r in tree] == ["Office/o", "Office/o/Slow/r1"]
+        due = {r["id"]: r for r in await rows(seen, "due")}
+        assert (due[ring]["why"], due[ring]["callback"]) == ("time", "ring")
+        assert (due[report]["kind"], due[report]["rule"]) == ("cron", "0 7 * * *")
+        [run] = await rows(seen, "runs")
+        assert (run["run_id"], run["status"], run["phase"]) == (
+            "r1",
+            "running",
+            "running",
+        )
+        later = await until(lambda: grown(seen, run["chunks"]))
+        assert later["elapsed_s"] > run["elapsed_s"]
+        for name in LISTS:
+            assert SECRET not in json.dumps(await seen.get(name)), name
+
+
+async def rows(seen: Desk, name: str) -> Any:
+    return (await seen.get(name))["rows"]
+
+
+async def grown(seen: Desk, chunks: int) -> Any:
+    [run] = await rows(seen, "runs")
+    return run if run["chunks"] > chunks else None
+
+
+async def test_a_run_is_cancelled_by_its_number_once(transport: str) -> None:
+    async with desk(transport) as seen:
+        await (await seen.office()).begin("r1", 10_000)
+        [run] = await rows(seen, "runs")
+        first = await seen.act("cancel_run", run["number"])
+        again = await seen.act("cancel_run", run["number"])
+        none = await seen.act("cancel_run", 12_345)
+
+        assert (first["done"], first["status"]) == (True, "aborted")
+        assert (again["done"], again["status"]) == (False, "aborted")
+        assert none == {"done": False}
+        [run] = await rows(seen, "runs")
+        assert (run["status"], run["phase"]) == ("aborted", "over")
+
+
+async def test_schedules_are_run_now_paused_replayed_and_cancelled(
+    transport: str,
+) -> None:
+    async with desk(transport) as seen:
+        office = await seen.office()
+        ring, report, breaks = await office.plan()
+        await until(lambda: rows(seen, "dead"))
+
+        async def is_called() -> bool:
+            return bool(await office.called())
+
+        assert (await seen.act("run_now", ring))["done"]
+        await until(is_called)
+        assert not (await seen.act("run_now", ring))["done"]  # it is over
+        assert (await seen.act("pause", report))["done"]
+        [row] = [r for r in await rows(seen, "due") if r["id"] == report]
+        assert row["why"] == "paused"
+        assert "resume" in row["acts"]
+        assert (await seen.act("resume", report))["done"]
+        assert (await seen.act("cancel", report))["done"]
+        assert [r for r in await rows(seen, "due") if r["id"] == report] == []
+        assert not (await seen.act("redeliver", breaks))["done"]  # a call is no letter
+        assert (await seen.act("replay", breaks))["done"]
+        await until(lambda: rows(seen, "dead"))  # it has failed again
+        assert (await seen.act("cancel", breaks))["done"]
+        assert await rows(seen, "dead") == []
+
+
+JSON = "Content-Type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param((JSON, "Origin: https://evil.example"), 403, id="origin"),
+        pytest.param((JSON, "Origin: null"), 403, id="opaque"),
+        pytest.param((JSON, "Sec-Fetch-Site: cross-site"), 403, id="site"),
+        pytest.param((JSON, "Sec-Fetch-Site: same-site"), 403, id="neighbour"),
+        pytest.param(("Content-Type: text/plain",), 415, id="form-text"),
+        pytest.param(
+            ("Content-Type: application/x-www-form-urlencoded",), 415, id="form"
+        ),
+        pytest.param(("X-Nothing: 1",), 415, id="none"),
+    ],
+)
+async def test_no_page_of_another_site_can_act(
+    headers: tuple[str, ...], status: int
+) -> None:
+    async with desk("own") as seen:
+        await (await seen.office()).begin("r1", 10_000)
+        [run] = await rows(seen, "runs")
+        wanted = {"root": ["Office", "o"], "act": "cancel_run", "id": run["number"]}
+        assert (await seen.post(wanted, *headers))[0] == status
+        assert [r["status"] for r in await rows(seen, "runs")] == ["running"]
+
+
+async def test_sites_may_not_act_where_any_origin_may_come_in() -> None:
+    async with desk("own", origins="*", cors=True) as seen:
+        wanted = {"root": ["Office", "o"], "act": "cancel", "id": 1}
+        evil = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site")
+        assert (await seen.post(wanted, JSON, *evil))[0] == 403
+        preflight = await seen.server.http(
+            "OPTIONS", "/inspect/api/act", headers=(*OPERATOR, *evil)
+        )
+        assert "access-control-allow-origin" not in preflight[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param(b"", 400, id="empty"),
+        pytest.param(b"{", 400, id="cut"),
+        pytest.param(b'{"root":["Office","o"],"act":"drop","id":1}', 400, id="verb"),
+        pytest.param(b'{"root":["Office"],"act":"cancel","id":1}', 400, id="root"),
+        pytest.param(
+            b'{"root":["Office","o"],"act":"cancel","id":1,"x":1}', 400, id="more"
+        ),
+        pytest.param(
+            b'{"root":["Office","no"],"act":"cancel","id":1}', 404, id="nobody"
+        ),
+        pytest.param(b'{"root":["None","o"],"act":"cancel","id":1}', 404, id="class"),
+        pytest.param(b" " * 5000, 503, id="large"),
+    ],
+)
+async def test_other_bodies_are_refused_and_make_no_root(
+    body: bytes, status: int
+) -> None:
+    async with desk("own") as seen:
+        await (await seen.office()).called()
+        assert (await seen.post(body))[0] == status
+        roots = await seen.get("roots", "")
+        assert [r["name"] for r in roots["rows"]] == ["o"]
+
+
+async def test_pages_are_bounded_and_go_on() -> None:
+    limits = Limits(inspect_rows=3)
+    async with desk("own", limits) as seen:
+        office = await seen.office()
+        for i in range(7):
+            await office.begin(f"r{i}", 0)
+        for name, count in (("tree", 8), ("runs", 7)):
+            found: list[Any] = []
+            after = ""
+            while after is not None:
+                page = await seen.get(name, f"{OFFICE}&limit=1000&after={quote(after)}")
+                assert len(page["rows"]) <= 3
+                found += [r["path"] for r in page["rows"]]
+                after = page["after"]
+            assert len(found) == len(set(found)) == count, name
+        assert (await seen.get("roots", "limit=1"))["after"] is None
+
+
+async def test_bad_questions_are_refused_and_wake_nobody() -> None:
+    async with desk("own") as seen:
+        for query in ("", "class=Office", f"{OFFICE}&after=x", f"{OFFICE}&limit=-1"):
+            path = f"/inspect/api/runs?{query}"
+            answer = await seen.server.http("GET", path, headers=OPERATOR)
+            assert answer[0] == 400, query
+        for name in LISTS:
+            assert (await seen.get(name))["rows"] == []
+        assert seen.server.kernel.trees == {}
+
+
+async def test_events_come_without_texts_and_a_reader_that_leaves_is_gone(
+    transport: str,
+) -> None:
+    async with desk(transport) as seen:
+        stream = await trio.open_tcp_stream("127.0.0.1", seen.server.port)
+        lines = ("GET /inspect/api/events HTTP/1.1", "Host: x", *OPERATOR, "", "")
+        await stream.send_all("\r\n".join(lines).encode())
+        await until(lambda: looks(seen.inspector))
+        office = await seen.office()
+        await office.begin("r1", 3)
+        await office.plan()
+        heard = b""
+        with trio.fail_after(10):
+            while b"schedule:error" not in heard or b'"to":"completed"' not in heard:
+                heard += await stream.receive_some(65536)
+        await trio.aclose_forcefully(stream)
+
+        assert b"text/event-stream" in heard
+        assert b'"channel":"run:transition"' in heard
+        assert b'"path":"Office/o' in heard
+        assert SECRET.encode() not in heard
+
+        async def gone() -> bool:
+            await office.called()
+            return seen.inspector.readers == 0
+
+        await until(gone)
+
+
+async def looks(inspector: Inspector) -> int:
+    return inspector.readers
+
+
+async def test_only_so_many_read_the_events() -> None:
+    async with desk("own", Limits(inspect_readers=1)) as seen:
+        stream = await trio.open_tcp_stream("127.0.0.1", seen.server.port)
+        lines = ("GET /inspect/api/events HTTP/1.1", "Host: x", *OPERATOR, "", "")
+        await stream.send_all("\r\n".join(lines).encode())
+        await until(lambda: looks(seen.inspector))
+        answer = await seen.server.http("GET", "/inspect/api/events", headers=OPERATOR)
+        assert answer[0] == 503
+        await trio.aclose_forcefully(stream)
+
+
+async def test_the_events_end_with_their_kernel() -> None:
+    async with open_kernel(roots=[Office], facets=[Slow]) as kernel:
+        app = create_app(kernel, inspect=anybody)
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(RUNNERS["own"], app)
+            seen = Desk(Server(url, kernel), app)
+            stream = await trio.open_tcp_stream("127.0.0.1", seen.server.port)
+            lines = ("GET /inspect/api/events HTTP/1.1", "Host: x", "Connection: close")
+            await stream.send_all("\r\n".join([*lines, "", ""]).encode())
+            await until(lambda: looks(seen.inspector))
+            gateways_of(app)[0].serve(None)
+            assert b": open" in await read_all(stream)
+            nursery.cancel_scope.cancel()
+
+
+async def anybody(request: Request) -> bool:
+    return True
+
+
+def test_a_slow_reader_loses_the_oldest_and_is_told_how_many() -> None:
+    ring = Ring(3)
+    for i in range(5):
+        ring.put(b"%d" % i)
+
+    assert ring.take() == (b"event: lost\ndata: 2\n\ndata: 2\n\ndata: 3\n\ndata: 4\n\n")
+    assert ring.take() == b""
+
+
+def test_what_is_not_listed_is_not_told() -> None:
+    assert told(1, "abort", None, ["s"], SECRET) == {"at": 1, "channel": "abort"}
+    assert told(1, "rpc", None, "s", {"method": SECRET}) == {"at": 1, "channel": "rpc"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(f"ValueError: {SECRET}", "ValueError", id="class"),
+        pytest.param(f"ValueError('{SECRET}')", "ValueError", id="repr"),
+        pytest.param(f"{SECRET} is wrong", "error", id="text"),
+        pytest.param("", "error", id="empty"),
+    ],
+)
+def test_of_an_error_its_class_is_shown(text: str | None, shown: str | None) -> None:
+    assert error_class(text) == shown
+
+
+def test_one_inspector_of_an_app_and_none_under_agents() -> None:
+    async def opener() -> Kernel:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="installed under"):
+        create_app(opener, prefix="inspect", inspect=operators)  # type: ignore[arg-type]

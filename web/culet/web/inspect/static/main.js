@@ -1,0 +1,202 @@
+// The inspector: a root and a tab are chosen, their page is read anew when something happens.
+import { act, follow, read } from "./api.js";
+import { byId, el, many, Rows, setText } from "./dom.js";
+import { TABS } from "./views.js";
+
+const EVENTS_SHOWN = 200;
+const REST_MS = 2000; // between two looks when nothing happens
+const SOON_MS = 250; // after something did
+
+const state = { root: null, tab: "tree", after: null, roots: [], rootsAfter: null, busy: false, again: false };
+const page = { now: Date.now(), window: { from: 0, to: 1 }, ask };
+const rows = new Rows(byId("rows"));
+const rootRows = new Rows(byId("roots"));
+const events = [];
+let eventCount = 0;
+let lost = 0;
+let timer = 0;
+
+// ---- what is chosen is in the address, so that it can be kept and sent
+
+function chosen() {
+  const [tab, cls, ...name] = location.hash.slice(1).split("/");
+  return { tab: tab in TABS ? tab : "tree", root: cls ? { class: cls, name: decodeURIComponent(name.join("/")) } : null };
+}
+
+const address = (tab, root) => `#${tab}${root ? `/${root.class}/${encodeURIComponent(root.name)}` : ""}`;
+const same = (a, b) => a !== null && b !== null && a.class === b.class && a.name === b.name;
+
+function choose() {
+  const next = chosen();
+  state.tab = next.tab;
+  state.root = next.root ?? state.roots[0] ?? null;
+  state.after = null;
+  rows.clear();
+  for (const link of byId("tabs").children) {
+    link.href = address(link.dataset.tab, state.root);
+    link.setAttribute("aria-selected", String(link.dataset.tab === state.tab));
+  }
+  setText(byId("root-title"), state.root ? `${state.root.class}/${state.root.name}` : "No root is known");
+  showRoots();
+  refresh();
+}
+
+// ---- lists
+
+function showRoots() {
+  rootRows.show(state.roots, (root) => `${root.class}/${root.name}`, () => {
+    const name = el("span", { className: "name" });
+    const about = el("span", { className: "facts" });
+    const link = el("a", {}, name, about);
+    return {
+      node: el("li", {}, link),
+      update(root) {
+        setText(name, `${root.class}/${root.name}`);
+        setText(about, root.state === "open" ? many(root.agents, "agent") : "sleeping");
+        link.href = address(state.tab, root);
+        if (same(root, state.root)) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      },
+    };
+  });
+}
+
+async function readRoots(after = null) {
+  const found = await read("roots", { after });
+  state.roots = after ? [...state.roots, ...found.rows] : found.rows;
+  state.rootsAfter = found.after;
+  byId("more-roots").hidden = !found.after;
+  const { trees, sleeping_trees: sleeping, nodes, connections, remnants } = found.counts;
+  const told = [many(trees, "open root"), `${sleeping} asleep`, many(nodes, "agent"), many(connections, "socket")];
+  setText(byId("counts"), [...told, ...(remnants ? [many(remnants, "remnant")] : [])].join(" · "));
+}
+
+async function readPage() {
+  const { root, tab, after } = state;
+  if (!root || tab === "events") return root ? { rows: [...events].reverse(), after: null } : { rows: [], after: null };
+  return read(tab, { class: root.class, name: root.name, after });
+}
+
+function show(found) {
+  const { key, make, nothing } = TABS[state.tab];
+  page.now = found.now ?? Date.now();
+  const list = state.tab === "tree" ? [...found.rows].sort((a, b) => (a.path < b.path ? -1 : 1)) : found.rows;
+  const begun = list.map((it) => it.started_at ?? page.now);
+  const ended = list.map((it) => it.completed_at ?? page.now);
+  page.window = { from: Math.min(page.now - 1, ...begun), to: Math.max(...ended, 0) || page.now };
+  rows.show(list, key, () => make(page));
+  byId("rows").dataset.tab = state.tab;
+  byId("nothing").hidden = list.length > 0 && !(state.tab === "events" && lost);
+  setText(byId("nothing"), state.tab === "events" && lost ? `${many(lost, "event")} came too fast and are not shown.` : nothing);
+  byId("first").hidden = !state.after;
+  byId("next").hidden = !found.after;
+  byId("next").dataset.after = found.after ?? "";
+}
+
+/** Reads what is chosen; one look at a time, and one more when it was asked for meanwhile. */
+async function refresh() {
+  if (state.busy) {
+    state.again = true;
+    return;
+  }
+  state.busy = true;
+  clearTimeout(timer);
+  try {
+    if (state.rootsAfter === null || state.roots.length === 0) await readRoots();
+    if (!state.root && state.roots.length) {
+      state.busy = false;
+      choose();
+      return;
+    }
+    showRoots();
+    const { root, tab, after } = state;
+    const found = await readPage();
+    if (root === state.root && tab === state.tab && after === state.after) show(found);
+    byId("problem").hidden = true;
+  } catch (error) {
+    setText(byId("problem"), `This could not be read: ${error.message}`);
+    byId("problem").hidden = false;
+  }
+  state.busy = false;
+  const wait = state.again ? SOON_MS : REST_MS;
+  state.again = false;
+  timer = setTimeout(lookAgain, wait);
+}
+
+function lookAgain() {
+  if (document.hidden) timer = setTimeout(lookAgain, REST_MS);
+  else refresh();
+}
+
+// ---- what may be done
+
+function ask({ title, text, yes, verb, id }) {
+  const dialog = byId("ask");
+  const root = state.root;
+  setText(byId("ask-title"), title);
+  setText(byId("ask-text"), text);
+  setText(byId("ask-yes"), yes);
+  byId("ask-yes").dataset.tone = verb.startsWith("cancel") ? "bad" : "plain";
+  byId("ask-no").onclick = () => dialog.close();
+  byId("ask-yes").onclick = async () => {
+    dialog.close();
+    say("…");
+    try {
+      const { done } = await act(root, verb, id);
+      say(done ? "Done." : "It was over already: nothing was changed.");
+    } catch (error) {
+      say(`That failed: ${error.message}`);
+    }
+    refresh();
+  };
+  dialog.showModal();
+}
+
+let saying = 0;
+function say(text) {
+  clearTimeout(saying);
+  setText(byId("said"), text);
+  byId("said").hidden = false;
+  saying = setTimeout(() => (byId("said").hidden = true), 6000);
+}
+
+// ---- begin
+
+const LINKS = { open: "live", waiting: "connecting …", refused: "no events" };
+for (const [tab, { title }] of Object.entries(TABS)) {
+  const link = el("a", { role: "tab", textContent: title });
+  link.dataset.tab = tab;
+  byId("tabs").append(link);
+}
+byId("next").onclick = () => {
+  state.after = byId("next").dataset.after;
+  refresh();
+};
+byId("first").onclick = () => {
+  state.after = null;
+  refresh();
+};
+byId("more-roots").onclick = async () => {
+  await readRoots(state.rootsAfter);
+  showRoots();
+};
+window.addEventListener("hashchange", choose);
+follow({
+  event(told) {
+    events.push({ ...told, n: (eventCount += 1) });
+    if (events.length > EVENTS_SHOWN) events.shift();
+    if (state.busy) state.again = true;
+    else {
+      clearTimeout(timer);
+      timer = setTimeout(lookAgain, SOON_MS);
+    }
+  },
+  lost(count) {
+    lost += count;
+  },
+  link(kind) {
+    byId("link").dataset.kind = kind;
+    setText(byId("link-text"), LINKS[kind]);
+  },
+});
+choose();

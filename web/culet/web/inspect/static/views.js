@@ -1,0 +1,217 @@
+// How one row of each list looks. A view is `{node, update(item)}`; `now` is the server's clock.
+import { bytes, clock, el, many, moment, setText, span } from "./dom.js";
+
+/** A row: what it is called, how it stands, facts in small, what may be done to it. */
+function row({ actions = [], timeline = false } = {}) {
+  const name = el("span", { className: "name" });
+  const badge = el("span", { className: "badge" });
+  const facts = el("p", { className: "facts" });
+  const bar = el("span", { className: "bar" });
+  const track = timeline ? el("div", { className: "track", "aria-hidden": "true" }, bar) : null;
+  const buttons = el("p", { className: "buttons" });
+  const made = new Map();
+  const node = el("li", { className: "row" },
+    el("p", { className: "line" }, name, badge), facts, track, buttons);
+  for (const { verb, text, run } of actions) {
+    const button = el("button", { type: "button", className: "small", textContent: text });
+    button.dataset.verb = verb;
+    button.addEventListener("click", run);
+    made.set(verb, button);
+  }
+  return {
+    node, bar,
+    set(title, state, tone, told) {
+      setText(name, title);
+      setText(badge, state);
+      badge.dataset.tone = tone;
+      setText(facts, told.filter(Boolean).join(" · "));
+    },
+    allow(verbs) {
+      for (const [verb, button] of made) {
+        if (!verbs.includes(verb)) button.remove();
+        else if (!button.isConnected) buttons.append(button);
+      }
+      buttons.hidden = !buttons.childElementCount;
+    },
+  };
+}
+
+const AGENT_TONES = { live: "good", starting: "warn", stopping: "warn", resting: "bad", remnant: "bad" };
+
+function agent() {
+  const view = row();
+  const { node } = view;
+  view.allow([]);
+  return {
+    node,
+    update(it) {
+      const steps = it.path.split("/");
+      node.dataset.depth = Math.min(4, Math.max(0, steps.length / 2 - 1));
+      node.title = it.path;
+      view.set(steps.slice(-2).join("/"), it.state, AGENT_TONES[it.state] ?? "rest", [
+        bytes(it.bytes),
+        it.runs && many(it.runs, "run"),
+        it.sockets && many(it.sockets, "socket"),
+        it.jobs && many(it.jobs, "job"),
+        it.dead_jobs && `${it.dead_jobs} dead`,
+        it.refs && many(it.refs, "keep-alive"),
+      ]);
+    },
+  };
+}
+
+const RUN_TONES = { running: "good", completed: "rest", error: "bad", aborted: "warn", interrupted: "warn" };
+
+function run(page) {
+  let shown = null;
+  const cancel = () => page.ask({
+    title: "Cancel this run?",
+    text: `${shown.path} and everything below it ends with “aborted”. That cannot be taken back.`,
+    yes: "Cancel the run", verb: "cancel_run", id: shown.number,
+  });
+  const view = row({ timeline: true, actions: [{ verb: "cancel_run", text: "Cancel …", run: cancel }] });
+  const { node } = view;
+  return {
+    node,
+    update(it) {
+      shown = it;
+      node.dataset.run = it.run_id;
+      node.dataset.status = it.status;
+      const going = it.status === "running";
+      view.set(it.path, going && it.phase !== "running" ? it.phase : it.status, RUN_TONES[it.status] ?? "rest", [
+        `began ${clock(it.started_at)}`,
+        `${going ? "for" : "took"} ${span(it.elapsed_s * 1000)}`,
+        it.chunks !== null && many(it.chunks, "chunk"),
+        it.attempt > 1 && `attempt ${it.attempt}`,
+        it.detached && "detached",
+        it.error,
+      ]);
+      const { from, to } = page.window;
+      const width = Math.max(1, to - from);
+      const end = it.completed_at ?? page.now;
+      view.bar.style.left = `${(100 * (it.started_at - from)) / width}%`;
+      view.bar.style.width = `${(100 * (end - it.started_at)) / width}%`;
+      view.bar.dataset.tone = RUN_TONES[it.status] ?? "rest";
+      view.allow(going ? ["cancel_run"] : []);
+    },
+  };
+}
+
+const WHY = {
+  time: (it, now) => `its time comes in ${span(it.due_at - now)}`,
+  asked: () => "somebody asked for it now",
+  retry: (it, now) => `try ${it.attempts} failed, the next is in ${span(it.due_at - now)}`,
+  running: () => "it is being called",
+  paused: () => "it waits until it is resumed",
+};
+const DUE_TEXTS = {
+  run_now: ["Run now …", "Run it now?", "Run it now", "is called at once. A recurring one goes on as planned."],
+  pause: ["Pause …", "Pause it?", "Pause", "is not called until somebody resumes it."],
+  resume: ["Resume …", "Resume it?", "Resume", "is called again when its time comes."],
+  cancel: ["Cancel …", "Cancel it?", "Cancel it", "is taken back for good, with all its future calls."],
+  replay: ["Replay …", "Replay it?", "Replay", "is called again, with new attempts."],
+  redeliver: ["Redeliver …", "Tell it again?", "Redeliver", "is tried again, with new attempts."],
+};
+
+function jobActions(page, shown) {
+  return Object.entries(DUE_TEXTS).map(([verb, [text, title, yes, what]]) => ({
+    verb, text,
+    run() {
+      const it = shown();
+      page.ask({ title, text: `${it.callback ?? it.what} of ${it.path} ${what}`, yes, verb, id: it.id });
+    },
+  }));
+}
+
+function due(page) {
+  let shown = null;
+  const view = row({ actions: jobActions(page, () => shown) });
+  return {
+    node: view.node,
+    update(it) {
+      shown = it;
+      view.node.dataset.job = it.id;
+      view.set(it.callback, it.why, it.why === "retry" ? "warn" : it.why === "running" ? "good" : "rest", [
+        (WHY[it.why] ?? (() => it.why))(it, page.now),
+        moment(it.due_at),
+        it.kind + (it.rule ? ` ${it.rule}` : "") + (it.tz ? ` ${it.tz}` : ""),
+        it.path,
+        it.error,
+      ]);
+      view.allow(it.acts);
+    },
+  };
+}
+
+function dead(page) {
+  let shown = null;
+  const view = row({ actions: jobActions(page, () => shown) });
+  return {
+    node: view.node,
+    update(it) {
+      shown = it;
+      view.node.dataset.job = it.id;
+      view.set(it.what, it.kind, "bad", [
+        it.path, `${many(it.attempts, "attempt")} failed`, it.error, `last due ${moment(it.due_at)}`,
+      ]);
+      view.allow(it.acts);
+    },
+  };
+}
+
+function fiber(page) {
+  const view = row();
+  view.allow([]);
+  return {
+    node: view.node,
+    update(it) {
+      view.set(it.name, it.status, RUN_TONES[it.status] ?? "rest", [
+        it.path,
+        it.kind,
+        `began ${clock(it.started_at)}`,
+        it.completed_at ? `took ${span(it.completed_at - it.started_at)}` : `for ${span(page.now - it.started_at)}`,
+        it.seen_at && `sign of life ${span(page.now - it.seen_at)} ago`,
+        it.attempts > 1 && `attempt ${it.attempts}`,
+        it.error,
+      ]);
+    },
+  };
+}
+
+function effect() {
+  const view = row();
+  view.allow([]);
+  return {
+    node: view.node,
+    update(it) {
+      view.set(it.name, it.status, "warn", [it.path, `attempt ${it.attempt}`, `began ${moment(it.began_at)}`, it.error]);
+    },
+  };
+}
+
+function event() {
+  const view = row();
+  view.node.classList.add("event");
+  view.allow([]);
+  return {
+    node: view.node,
+    update(it) {
+      const { at, channel, path, root, n, ...rest } = it;
+      view.set(channel, clock(at), "rest", [
+        path ?? root,
+        ...Object.entries(rest).map(([key, value]) => `${key.replace("_", " ")} ${value}`),
+      ]);
+    },
+  };
+}
+
+/** The tabs: what to ask for, what to call a row, how it looks, what an empty list means. */
+export const TABS = {
+  tree: { title: "Agents", key: (it) => it.slot + it.state, make: agent, nothing: "No agent of this root is open: it sleeps." },
+  runs: { title: "Runs", key: (it) => it.number, make: run, nothing: "No runs here, or the root sleeps." },
+  due: { title: "Schedules", key: (it) => it.id, make: due, nothing: "Nothing is owed in the next seven days." },
+  fibers: { title: "Fibers", key: (it) => it.id, make: fiber, nothing: "No fibers or turns are kept, or the root sleeps." },
+  dead: { title: "Dead letters", key: (it) => it.id, make: dead, nothing: "Nothing rests here." },
+  effects: { title: "Uncertain", key: (it) => it.id, make: effect, nothing: "No effect waits for a person." },
+  events: { title: "Events", key: (it) => it.n, make: event, nothing: "Nothing has happened since this page was opened." },
+};
