@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 
-import { AgentClient, ConnectionEnded } from "../../web/js/src/index.js";
+import { AgentClient, ConnectionEnded, UsageError } from "../../web/js/src/index.js";
 import { knownText, noted } from "../../web/js/src/attach.js";
 import { Line, isFinal, pauseBefore } from "../../web/js/src/line.js";
 
@@ -260,4 +260,12 @@ test("each module's types name what it exports", async () => {
     const real = Object.keys(await import(new URL(name.replace(".d.ts", ".js"), SOURCES)));
     assert.deepEqual(typed.sort(), real.sort(), name);
   }
+});
+
+test("who could never connect is told at once, not left waiting", () => {
+  const whole = "http://a/agents/desk/x";
+  assert.throws(() => new AgentClient(whole, { WebSocket: null }), UsageError);
+  assert.throws(() => new AgentClient("/agents/desk/x", { WebSocket: Wire }), UsageError);
+  assert.throws(() => new AgentClient({ agent: "Desk", name: "x" }, { WebSocket: Wire }), UsageError);
+  for (const place of [whole, new URL(whole)]) new AgentClient(place, { WebSocket: Wire }).close();
 });

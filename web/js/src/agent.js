@@ -62,12 +62,13 @@ export class AgentClient extends EventTarget {
    * `place`: the agent's URL or path, or `{host, agent, name, sub, prefix}`. Options: `chat`
    * (it is a chat agent: keep its messages), `query` (fields, or a function that gives or
    * promises them, asked anew for each attempt), `WebSocket`, `fetch`, `chance`. A connection
-   * is made at once, and again until `close()` or until the server refuses for good.
+   * is made at once, and again until `close()` or until the server refuses for good. Throws
+   * `UsageError` where there is no `WebSocket`, or where the place is no address.
    */
   constructor(place, options = {}) {
     super();
     this.#options = options;
-    this.#place = typeof place === "object" ? `${place.host ?? ""}${agentPath(place)}` : place;
+    this.#place = placeText(place);
     this.#welcome.promise.catch(() => undefined);
     this.#line = new Line(
       () => this.#address("ws"),
@@ -431,6 +432,17 @@ export class AgentClient extends EventTarget {
     const messages = await answer.json();
     return Array.isArray(messages) ? messages : [];
   }
+}
+
+function placeText(place) {
+  const steps = typeof place === "object" && "agent" in place;
+  const text = steps ? `${place.host ?? ""}${agentPath(place)}` : String(place);
+  try {
+    addressOf(text, "ws");
+  } catch {
+    throw new UsageError(`${text} is no address here: give \`host\`, or a whole URL`);
+  }
+  return text;
 }
 
 function withResolvers() {

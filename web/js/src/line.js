@@ -4,6 +4,8 @@
 // grows; a close code that says "do not come back" ends it. What was sent while no socket was
 // open is not queued here: whoever asks again on `open` knows best what is still true.
 
+import { UsageError } from "./errors.js";
+
 const FIRST_PAUSE_MS = 400;
 const LONGEST_PAUSE_MS = 5_000;
 const GROWTH = 1.6;
@@ -36,9 +38,14 @@ export class Line {
    * `address()` gives, or promises, the URL of the next attempt. `on`: `open()`,
    * `text(string)`, `lost({code, reason})` when an open socket has gone by itself, and
    * `link({kind, …})`, where kind is `connecting`, `open`, `waiting` (with `ms`), `refused`
-   * (with `code` and `reason`: there is no other attempt) or `closed`.
+   * (with `code` and `reason`: there is no other attempt) or `closed`. Throws `UsageError`
+   * where there is no `WebSocket`.
    */
   constructor(address, on, { WebSocket = globalThis.WebSocket, chance = Math.random } = {}) {
+    if (typeof WebSocket !== "function") {
+      // tried again and again it would only be a silence: Node has none before 22
+      throw new UsageError("there is no WebSocket here: give one, `{ WebSocket }` of the package ws");
+    }
     [this.#address, this.#on, this.#Socket, this.#chance] = [address, on, WebSocket, chance];
     globalThis.addEventListener?.("online", this.#online);
   }
