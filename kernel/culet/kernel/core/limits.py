@@ -101,9 +101,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     questions_bytes: int = 12 << 10  # of their inputs in one report, as JSON
     mail_bytes: int = 16 << 10  # of one letter to a run, as JSON
     mail_waiting: int = 100  # letters to one run that it has not done
-    mail_known: int = (
-        1_000  # ids of letters of one run that are known after it did them
-    )
+    mail_known: int = 1_000  # ids of letters of one run that stay known when done
     milestones: int = 1_000  # that one run reports
     runs_per_tree: int = 10_000  # that go on at once, over all agents of a tree
     many_retained: int = 1_000  # runs of one agent: then there is a warning
@@ -111,9 +109,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     sweep_runs: int = 256  # of one agent that are old: forgotten in one look
     replay_page_bytes: int = 64 << 10
-    events_beat_s: float = (
-        15  # of silence: then a reader of events is told that it goes on
-    )
+    events_beat_s: float = 15  # of silence: then a reader of events hears a sign
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
     pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
     feed_page: int = 512  # entries that a reader of a feed holds at once
