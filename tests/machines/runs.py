@@ -17,6 +17,7 @@ import trio.testing
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from culet.kernel import Agent
 from culet.kernel.errors import ChildDidNotStop
 from culet.kernel.fibers import Fibers
 from culet.kernel.jobs import Jobs
@@ -35,18 +36,21 @@ QUIET = 60  # steps of nine seconds at the end
 unit = st.floats(0, 1, exclude_max=True, allow_nan=False)
 
 
-def programs(depth: int = 1) -> st.SearchStrategy[list[Any]]:
-    """Programs of up to five steps, nested at most three deep."""
+def programs(
+    depth: int = 1, *more: st.SearchStrategy[list[Any]]
+) -> st.SearchStrategy[list[Any]]:
+    """Programs of up to five steps, `more` kinds among them, nested at most three deep."""
     steps: list[st.SearchStrategy[list[Any]]] = [
         st.just(["emit"]),
         st.just(["tool"]),
         st.sampled_from([["sleep", 0], ["sleep", 1], ["sleep", 7]]),
         st.sampled_from([["fiber", 2], ["later", 3], ["raise"], ["deaf", 20]]),
         st.sampled_from([["buy", 10, 4], ["buy", 10, 10], ["buy", 25, 5]]),
+        *more,
     ]
     if depth < 3:
         nested = st.tuples(
-            st.just("nest"), st.sampled_from(["Worker", "Frail"]), programs(depth + 1),
+            st.just("nest"), st.sampled_from(["Worker", "Frail"]), programs(depth + 1, *more),
             st.sampled_from([None, 10, 25]),
         )  # fmt: skip
         steps.insert(0, nested.map(list))
@@ -74,10 +78,10 @@ class Holds:
                 live.difference_update(taken.take for taken in batch)
 
         async def counted_run(
-            fibers: Fibers, node: Any, taken: Any, fn: Any, *, keep: bool
+            fibers: Fibers, node: Any, taken: Any, *args: Any, **how: Any
         ) -> Any:
             try:
-                return await run(fibers, node, taken, fn, keep=keep)
+                return await run(fibers, node, taken, *args, **how)
             finally:
                 live.discard(taken.take)
 
@@ -103,17 +107,26 @@ class RunMachine(TrioMachine):
         "bought", "refused at dispatch", "refused before a spend", "read on",
     )  # fmt: skip
 
+    root: ClassVar[type[Root]] = Root
+    kinds: ClassVar[dict[str, type[Agent]]] = CLASSES
+
     def __init__(self) -> None:
         super().__init__()
         self.holds = Holds().__enter__()
-        self.model = Actor.model = Model()
+        self.model = Actor.model = self.new_model()
         self.waiters: list[trio.CancelScope] = []
         self.clients: list[RecordingPeer] = []
         self.reader = Following(ROOT)
         self.counted: dict[RecordingPeer, int] = {}
+        # of clients that came again: what they had
+        self.brought: dict[RecordingPeer, dict[str, tuple[int, str]]] = {}
         self.last: dict[tuple[RecordingPeer, str], tuple[int, bool]] = {}
         self.over = trio.Event()
         self.do(self._open)
+
+    def new_model(self) -> Model:
+        """Return what this history is compared with."""
+        return Model()
 
     # ---- lives
 
@@ -123,7 +136,7 @@ class RunMachine(TrioMachine):
         async def keep() -> None:
             with suppress(ChildDidNotStop):  # it would hide what failed
                 async with open_test_kernel(
-                    roots=[Root], facets=list(CLASSES.values()), abort_grace_s=5
+                    roots=[self.root], facets=list(self.kinds.values()), abort_grace_s=5
                 ) as self.test:
                     opened.set()
                     await self.over.wait()
@@ -133,7 +146,7 @@ class RunMachine(TrioMachine):
         await self._root()
 
     async def _root(self) -> Root:
-        return await self.test.kernel.get_agent(Root, ROOT[1])
+        return await self.test.kernel.get_agent(self.root, ROOT[1])
 
     @property
     def tree(self) -> Tree | None:
@@ -158,6 +171,12 @@ class RunMachine(TrioMachine):
 
         self.do(start)
 
+    def named(self, run_id: str) -> str:
+        """Return an id like that one of which nothing was forgotten."""
+        while run_id in self.model.forgotten:
+            run_id += "'"
+        return run_id
+
     def pick(self, where: str, choice: float) -> str | None:
         """Return the slot of one live node."""
         tree = self.tree
@@ -176,7 +195,7 @@ class RunMachine(TrioMachine):
     )
     def dispatch(self, cls: str, program: list[Any], run: int) -> None:
         """Ask for a run of the root, or join one that is known."""
-        run_id = f"r{run}"
+        run_id = self.named(f"r{run}")
 
         async def ask() -> None:
             root = await self._root()
@@ -495,7 +514,9 @@ class RunMachine(TrioMachine):
         for frame in map(decoded, new):
             if frame is None:
                 continue
-            run_id, number = frame["event"]["runId"], frame["sequence"]
+            run_id, number = frame["event"].get("runId"), frame["sequence"]
+            if run_id is None or run_id in self.model.forgotten:
+                continue  # what is cleared is told so
             last, over = self.last.get((peer, run_id), (-1, False))
             ended = frame["event"]["kind"] not in ("started", "chunk")
             need = self.model.need
@@ -594,7 +615,16 @@ class RunMachine(TrioMachine):
         *old, fresh = self.clients
         for peer in old:
             if peer.closed is None:
-                assert ends(peer) == ends(fresh)
+                assert self.ends(peer) == self.ends(fresh)
+
+    def ends(self, peer: RecordingPeer) -> dict[str, tuple[int, str]]:
+        """Return the last frame of each run that a client knows."""
+        out = dict(self.brought.get(peer, {}))
+        for frame in map(decoded, peer.out):
+            if frame is not None and "runId" in frame["event"]:
+                event = frame["event"]
+                out[event["runId"]] = (frame["sequence"], event["kind"])
+        return {r: end for r, end in out.items() if r not in self.model.forgotten}
 
 
 def decoded(text: str | bytes) -> dict[str, Any] | None:
@@ -603,12 +633,3 @@ def decoded(text: str | bytes) -> dict[str, Any] | None:
         return None
     frame: dict[str, Any] = json.loads(text)
     return frame if frame.get("type") == "agent-tool-event" else None
-
-
-def ends(peer: RecordingPeer) -> dict[str, tuple[int, str]]:
-    """Return the last frame of each run that a client knows."""
-    out = {}
-    for frame in map(decoded, peer.out):
-        if frame is not None:
-            out[frame["event"]["runId"]] = (frame["sequence"], frame["event"]["kind"])
-    return out

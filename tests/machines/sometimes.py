@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from typing import Final, final
 
 
@@ -11,15 +12,19 @@ class Sometimes:
     """Counts marks over all histories of a run; `check` fails for one never reached.
 
     Each mark is declared beforehand: a mark that is misspelt fails where it is hit.
+    Marks of `others` may be hit and need not be.
     """
 
-    def __init__(self, *marks: str) -> None:
+    def __init__(self, *marks: str, others: Iterable[str] = ()) -> None:
         self.marks: Final = frozenset(marks)
+        self.others: Final = frozenset(others)
         self.seen: collections.Counter[str] = collections.Counter()
 
     def hit(self, mark: str, when: bool = True) -> None:
         """Count a mark; `when` False counts nothing."""
-        assert mark in self.marks, f"a mark that is not declared: {mark!r}"
+        assert mark in self.marks | self.others, (
+            f"a mark that is not declared: {mark!r}"
+        )
         if when:
             self.seen[mark] += 1
 

@@ -49,6 +49,7 @@ class Model:
         self.tokens: collections.Counter[str] = collections.Counter()  # outside's count
         self.calls: collections.Counter[str] = collections.Counter()
         self.refused: set[str] = set()  # by which budgets
+        self.forgotten: set[str] = set()  # runs of the root that may have been cleared
         self.disturbed = False
         self.release = trio.Event()  # of code that will not stop
 
@@ -73,6 +74,8 @@ class Model:
 
     def told_status(self, run_id: str, status: str) -> None:
         """Note what a caller was told."""
+        if run_id in self.forgotten:
+            return
         self.need(
             self.told.setdefault(run_id, status) == status, f"two ends of {run_id}"
         )
@@ -96,6 +99,7 @@ class Actor(Agent):
     """What all agents of the machine can do."""
 
     model: ClassVar[Model]
+    kinds: ClassVar[dict[str, type[Agent]]]  # what it runs as tools, by name
 
     async def on_agent_tool_finish(self, run: AgentToolRun) -> None:
         self.model.hooks[self._node.slot, run.run_id, run.status] += 1
@@ -132,7 +136,7 @@ class Actor(Agent):
 class Root(Actor):
     async def run(self, cls: str, program: list[Any], run_id: str) -> str:
         run = await self.run_agent_tool(
-            CLASSES[cls], program, run_id=run_id, budget=BUDGET
+            self.kinds[cls], program, run_id=run_id, budget=BUDGET
         )
         return run.status
 
@@ -155,6 +159,9 @@ class Worker(Actor):
         program: list[list[Any]] = turn.input
         for number in range(len(turn.chunks()), len(program)):
             step = program[number]
+            if step[0] == "mark":  # its report is its chunk
+                await self.report_progress(milestone=step[1])
+                continue
             result = await self._step(turn, number, *step)
             yield {
                 "type": "data-step",
@@ -197,7 +204,7 @@ class Worker(Actor):
     ) -> str:
         budget = None if tokens is None else Budget(tokens=tokens)
         run = await self.run_agent_tool(
-            CLASSES[cls], program, run_id=run_id, budget=budget
+            self.kinds[cls], program, run_id=run_id, budget=budget
         )
         if run.reason == "budget":
             self.model.refused.add("at dispatch")
@@ -244,4 +251,5 @@ class Flaky(Worker):
 
 
 CLASSES: dict[str, type[Agent]] = {c.__name__: c for c in (Worker, Frail, Flaky)}
+Actor.kinds = CLASSES
 EXPECTED = (CuletError,)  # what an abort, a crash or a delete may do to a caller
