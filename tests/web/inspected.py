@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from culet.kernel import Agent, Retry, Turn, rpc
+from culet.kernel import Agent, AgentToolRun, Retry, Turn, rpc
 
 SECRET = "canary-51c7"
 PACE_S = 0.05
@@ -44,6 +44,19 @@ class Office(Agent):
     @rpc
     async def called(self) -> int:
         return int(self.state["called"])
+
+    async def on_agent_tool_finish(self, run: AgentToolRun) -> None:
+        if run.run_id == "unheard":
+            raise ValueError(f"no {SECRET}")
+
+    @rpc
+    async def weave(self, count: int) -> None:
+        """Keep so many fibers."""
+        for i in range(count):
+            await self.fibers.start(f"f{i}", self.nothing, key=f"{SECRET} {i}")
+
+    async def nothing(self) -> str:
+        return SECRET
 
     async def ring(self, payload: str, schedule: Any) -> None:
         self.set_state({**self.state, "called": self.state["called"] + 1})

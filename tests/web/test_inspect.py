@@ -84,10 +84,12 @@ async def until(look: Callable[[], Any]) -> Any:
 
 @asynccontextmanager
 async def desk(
-    transport: str, limits: Limits | None = None, **options: Any
+    transport: str, limits: Limits | None = None, idle_s: float = 60.0, **options: Any
 ) -> AsyncIterator[Desk]:
     async with (
-        open_kernel(roots=[Office], facets=[Slow], limits=limits) as kernel,
+        open_kernel(
+            roots=[Office], facets=[Slow], limits=limits, idle_s=idle_s
+        ) as kernel,
         trio.open_nursery() as nursery,
     ):
         options = {"authenticate": authenticate, "inspect": operators, **options}
@@ -173,6 +175,7 @@ async def test_every_list_shows_what_there_is_and_no_secret(transport: str) -> N
     async with desk(transport) as seen:
         office = await seen.office()
         await office.begin("r1", 10_000)
+        await office.weave(2)
         ring, report, breaks = await office.plan()
         dead = await until(lambda: rows(seen, "dead"))
 
@@ -196,6 +199,7 @@ async def test_every_list_shows_what_there_is_and_no_secret(transport: str) -> N
         )
         later = await until(lambda: grown(seen, run["chunks"]))
         assert later["elapsed_s"] > run["elapsed_s"]
+        assert {f["name"] for f in await rows(seen, "fibers")} == {"f0", "f1"}
         for name in LISTS:
             assert SECRET not in json.dumps(await seen.get(name)), name
 
@@ -250,6 +254,40 @@ async def test_schedules_are_run_now_paused_replayed_and_cancelled(
         await until(lambda: rows(seen, "dead"))  # it has failed again
         assert (await seen.act("cancel", breaks))["done"]
         assert await rows(seen, "dead") == []
+
+
+async def test_what_an_agent_would_not_hear_is_told_again() -> None:
+    limits = Limits(attempts=1, backoff_base_s=0.01)
+    async with desk("own", limits) as seen:
+        await (await seen.office()).begin("unheard", 1)
+        [letter] = await until(lambda: rows(seen, "dead"))
+        assert (letter["kind"], letter["error"]) == ("hook", "ValueError")
+        assert letter["acts"] == ["redeliver"]
+        assert not (await seen.act("cancel", letter["id"]))["done"]
+        assert (await seen.act("redeliver", letter["id"]))["done"]
+        await until(lambda: rows(seen, "dead"))  # it is as deaf as it was
+
+
+async def test_a_root_that_sleeps_is_shown_and_may_be_called() -> None:
+    async with desk("own", idle_s=0.05) as seen:
+        office = await seen.office()
+        ring, *_ = await office.plan()
+
+        async def asleep() -> bool:
+            roots = await rows(seen, "roots")
+            return [r["state"] for r in roots] == ["sleeping"]
+
+        await until(asleep)
+        for name in ("tree", "runs", "fibers", "dead", "effects"):
+            assert await rows(seen, name) == []
+            assert await asleep(), name
+        assert ring in [r["id"] for r in await rows(seen, "due")]
+        assert (await seen.act("run_now", ring))["done"]
+
+        async def is_called() -> bool:
+            return bool(await office.called())
+
+        await until(is_called)
 
 
 JSON = "Content-Type: application/json"
@@ -324,13 +362,14 @@ async def test_pages_are_bounded_and_go_on() -> None:
         office = await seen.office()
         for i in range(7):
             await office.begin(f"r{i}", 0)
-        for name, count in (("tree", 8), ("runs", 7)):
+        await office.weave(5)
+        for name, count in (("tree", 8), ("runs", 7), ("fibers", 5)):
             found: list[Any] = []
             after = ""
             while after is not None:
                 page = await seen.get(name, f"{OFFICE}&limit=1000&after={quote(after)}")
                 assert len(page["rows"]) <= 3
-                found += [r["path"] for r in page["rows"]]
+                found += [r.get("id", r["path"]) for r in page["rows"]]
                 after = page["after"]
             assert len(found) == len(set(found)) == count, name
         assert (await seen.get("roots", "limit=1"))["after"] is None

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+import trio
 
 from . import deliveries, runtree
 from .core.path import path_text
@@ -36,6 +37,7 @@ _VERBS: Final[dict[str, frozenset[str]]] = {
     "deliver": frozenset({"redeliver"}),
 }
 _ID_MAX: Final = 1 << 62  # of a row
+_SLICE: Final = 16  # runs that are read before others have their turn
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,37 +70,58 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     acts: list[str]
 
 
-def runs(tree: Tree, *, before: int | None, limit: int) -> list[RunRow]:
-    """Return runs of all agents of an open tree, the newest first; `before`: a number."""
-    path = cache(tree.path_of)
+async def runs(tree: Tree, *, before: int | None, limit: int) -> list[RunRow]:
+    """Return runs of all agents of an open tree, the newest first; `before`: a number.
+
+    Others have their turn meanwhile: what is deleted by then is left out.
+    """
+    found = tree.db.execute(_RUNS, (before, limit))
     rows: list[RunRow] = []
-    for number, owner, run_id, child, detached in tree.db.execute(
-        _RUNS, (before, limit)
-    ):
+    for at, (number, owner, run_id, child, detached) in enumerate(found):
+        if at % _SLICE == 0:
+            await trio.lowlevel.checkpoint()
+            if tree.closed:
+                break
         run = tree.runs.get(owner, run_id)
-        if run is None:
-            continue
-        if run.status == "running":
-            seen = runtree.inspect(tree, owner, run_id)
-            assert seen is not None  # its row was read in this step
-            rows.append(
-                RunRow(
-                    number=number, run=run, path=seen.path, phase=seen.phase,
-                    detached=seen.detached, attempt=seen.attempt, chunks=seen.chunks,
-                    elapsed_s=seen.elapsed_s,
-                )
-            )  # fmt: skip
-            continue
-        end = run.started_at if run.completed_at is None else run.completed_at
-        own = path_text([(run.agent_type, run_id)])
-        rows.append(
-            RunRow(
-                number=number, run=run, path=path(child) or f"{path(owner)}/{own}",
-                phase="over", detached=bool(detached), attempt=None, chunks=run.n,
-                elapsed_s=max(0, end - run.started_at) / 1000,
-            )
-        )  # fmt: skip
+        if run is not None and run.status == "running":
+            row = _going(tree, owner, run_id)
+        elif run is not None:
+            row = _over(tree, number, owner, child, run, detached=bool(detached))
+        else:
+            row = None
+        if row is not None:
+            rows.append(row)
     return rows
+
+
+def _going(tree: Tree, owner: str, run_id: str) -> RunRow | None:
+    seen = runtree.inspect(tree, owner, run_id)
+    if seen is None:
+        return None
+    return RunRow(
+        number=seen.number, run=seen.run, path=seen.path, phase=seen.phase,
+        detached=seen.detached, attempt=seen.attempt, chunks=seen.chunks,
+        elapsed_s=seen.elapsed_s,
+    )  # fmt: skip
+
+
+def _over(
+    tree: Tree,
+    number: int,
+    owner: str,
+    child: str,
+    run: AgentToolRun,
+    *,
+    detached: bool,
+) -> RunRow:
+    """Return a run that has ended, by its row alone: no file of an agent is opened."""
+    end = run.started_at if run.completed_at is None else run.completed_at
+    own = path_text([(run.agent_type, run.run_id)])
+    path = tree.path_of(child) or f"{tree.path_of(owner)}/{own}"
+    return RunRow(
+        number=number, run=run, path=path, phase="over", detached=detached,
+        attempt=None, chunks=run.n, elapsed_s=max(0, end - run.started_at) / 1000,
+    )  # fmt: skip
 
 
 def dead(tree: Tree, *, after: int, limit: int) -> list[DeadLetter]:

@@ -166,7 +166,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     transcript_least: int = 4  # messages that are loaded however large they are
     retained_turns: int = 100  # of a chat whose streams may still be replayed
     continuation_s: float = 0.1  # for a client that answered to ask what streams
-    inspect_rows: int = 200  # of one answer of the inspector
+    inspect_rows: int = 100  # of one answer of the inspector
     inspect_events: int = 500  # that a reader of it has not taken: then the oldest go
     inspect_readers: int = 16  # of its events at once
     inspect_body_bytes: int = 4 << 10  # of what it is asked to do

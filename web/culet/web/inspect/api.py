@@ -8,6 +8,7 @@ the log.
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
@@ -76,9 +77,9 @@ async def roots(kernel: Kernel, request: Request) -> Page:
     after = request.query.get("after")
     limit = _limit(kernel, request)
     awake = {key for key, tree in kernel.trees.items() if not tree.closed}
-    keys = sorted(awake | kernel.sleepers(_FOREVER))
-    begin = None if not after else tuple(after.split("/", 1))
-    rest = [key for key in keys if begin is None or tuple(key) > begin]
+    begin = tuple(after.split("/", 1)) if after else ()
+    keys = (key for key in awake | kernel.sleepers(_FOREVER) if key > begin)
+    rest = heapq.nsmallest(limit + 1, keys)
     rows = [
         {
             "class": key.class_name,
@@ -111,7 +112,8 @@ async def runs(kernel: Kernel, request: Request) -> Page:
     found = kernel.trees.get(key_of(request))
     if found is None or found.closed:
         return {"now": kernel.clock.now_ms(), "rows": [], "after": None}
-    page = operate.runs(found, before=before, limit=limit)
+    with found.visitor():
+        page = await operate.runs(found, before=before, limit=limit)
     rows = [_run(row) for row in page]
     more = len(page) == limit
     after = str(page[-1].number) if more else None
@@ -153,7 +155,12 @@ async def due(kernel: Kernel, request: Request) -> Page:
 
 
 async def fibers(kernel: Kernel, request: Request) -> Page:
-    """Return the fibers and own turns of an open root that go on, as `kernel.fibers`."""
+    """Return the fibers and own turns of an open root, as `kernel.fibers`."""
+    key, limit = key_of(request), _limit(kernel, request)
+    slot, _, fiber_id = request.query.get("after", "").partition("/")
+    found = kernel.trees.get(key)
+    last = found.fibers.get(slot, fiber_id, None) if found and slot else None
+    page = kernel.fibers(*key, limit=limit, after=last)
     rows = [
         {
             "id": f.id, "kind": f.kind, "name": f.name, "path": f.path,
@@ -161,9 +168,10 @@ async def fibers(kernel: Kernel, request: Request) -> Page:
             "started_at": f.started_at, "completed_at": f.completed_at,
             "seen_at": f.seen_at, "deadline_at": f.deadline_at,
         }
-        for f in kernel.fibers(*key_of(request), limit=_limit(kernel, request))
+        for f in page
     ]  # fmt: skip
-    return {"now": kernel.clock.now_ms(), "rows": rows, "after": None}
+    more = f"{page[-1].slot}/{page[-1].id}" if len(page) == limit else None
+    return {"now": kernel.clock.now_ms(), "rows": rows, "after": more}
 
 
 async def effects(kernel: Kernel, request: Request) -> Page:

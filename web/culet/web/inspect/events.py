@@ -121,6 +121,8 @@ class Hub:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield events from now on, and a sign of life in every silence."""
+        if self.full:
+            return
         ring = self._join()
         beat_s = self._kernel.limits.events_beat_s
         try:

@@ -1,13 +1,13 @@
 // The inspector: a root and a tab are chosen, their page is read anew when something happens.
 import { act, follow, read } from "./api.js";
-import { byId, el, many, Rows, setText } from "./dom.js";
+import { byId, bytes, el, many, Rows, setText } from "./dom.js";
 import { TABS } from "./views.js";
 
 const EVENTS_SHOWN = 200;
 const REST_MS = 2000; // between two looks when nothing happens
-const SOON_MS = 250; // after something did
+const SOON_MS = 400; // after something did
 
-const state = { root: null, tab: "tree", after: null, roots: [], rootsAfter: null, busy: false, again: false };
+const state = { root: null, tab: "tree", after: null, roots: [], more: [], busy: false, again: false };
 const page = { now: Date.now(), window: { from: 0, to: 1 }, ask };
 const rows = new Rows(byId("rows"));
 const rootRows = new Rows(byId("roots"));
@@ -63,17 +63,36 @@ function showRoots() {
 
 async function readRoots(after = null) {
   const found = await read("roots", { after });
-  state.roots = after ? [...state.roots, ...found.rows] : found.rows;
-  state.rootsAfter = found.after;
-  byId("more-roots").hidden = !found.after;
+  if (after) state.more.push(found);
+  else {
+    state.first = found;
+    if (!found.after) state.more = [];
+  }
+  const last = state.more.at(-1) ?? state.first;
+  const known = new Map([state.first, ...state.more].flatMap(({ rows: page }) => page).map((it) => [it.class + "/" + it.name, it]));
+  state.roots = [...known.values()];
+  byId("more-roots").hidden = !last.after;
+  byId("more-roots").dataset.after = last.after ?? "";
   const { trees, sleeping_trees: sleeping, nodes, connections, remnants } = found.counts;
   const told = [many(trees, "open root"), `${sleeping} asleep`, many(nodes, "agent"), many(connections, "socket")];
   setText(byId("counts"), [...told, ...(remnants ? [many(remnants, "remnant")] : [])].join(" · "));
 }
 
+/** The events of one root, and of the whole kernel, the newest first. */
+function heard(root) {
+  const own = `${root.class}/${root.name}`;
+  return events.filter((told) => (told.root ?? own) === own).reverse();
+}
+
+function describe(found) {
+  if (state.tab !== "tree" || !found.rows.length) return "";
+  const sum = found.rows.reduce((total, row) => total + row.bytes, 0);
+  return `${bytes(sum)} in the files of ${many(found.rows.length, "agent")}${found.after || state.after ? " of this page" : ""}`;
+}
+
 async function readPage() {
   const { root, tab, after } = state;
-  if (!root || tab === "events") return root ? { rows: [...events].reverse(), after: null } : { rows: [], after: null };
+  if (!root || tab === "events") return { rows: root ? heard(root) : [], after: null };
   return read(tab, { class: root.class, name: root.name, after });
 }
 
@@ -86,6 +105,7 @@ function show(found) {
   page.window = { from: Math.min(page.now - 1, ...begun), to: Math.max(...ended, 0) || page.now };
   rows.show(list, key, () => make(page));
   byId("rows").dataset.tab = state.tab;
+  setText(byId("about"), describe(found));
   byId("nothing").hidden = list.length > 0 && !(state.tab === "events" && lost);
   setText(byId("nothing"), state.tab === "events" && lost ? `${many(lost, "event")} came too fast and are not shown.` : nothing);
   byId("first").hidden = !state.after;
@@ -102,7 +122,7 @@ async function refresh() {
   state.busy = true;
   clearTimeout(timer);
   try {
-    if (state.rootsAfter === null || state.roots.length === 0) await readRoots();
+    await readRoots();
     if (!state.root && state.roots.length) {
       state.busy = false;
       choose();
@@ -177,7 +197,7 @@ byId("first").onclick = () => {
   refresh();
 };
 byId("more-roots").onclick = async () => {
-  await readRoots(state.rootsAfter);
+  await readRoots(byId("more-roots").dataset.after);
   showRoots();
 };
 window.addEventListener("hashchange", choose);

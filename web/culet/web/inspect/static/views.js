@@ -104,6 +104,7 @@ const WHY = {
   running: () => "it is being called",
   paused: () => "it waits until it is resumed",
 };
+const WHY_SHOWN = { time: "planned", asked: "now" };
 const DUE_TEXTS = {
   run_now: ["Run now …", "Run it now?", "Run it now", "is called at once. A recurring one goes on as planned."],
   pause: ["Pause …", "Pause it?", "Pause", "is not called until somebody resumes it."],
@@ -131,7 +132,7 @@ function due(page) {
     update(it) {
       shown = it;
       view.node.dataset.job = it.id;
-      view.set(it.callback, it.why, it.why === "retry" ? "warn" : it.why === "running" ? "good" : "rest", [
+      view.set(it.callback, WHY_SHOWN[it.why] ?? it.why, it.why === "retry" ? "warn" : it.why === "running" ? "good" : "rest", [
         (WHY[it.why] ?? (() => it.why))(it, page.now),
         moment(it.due_at),
         it.kind + (it.rule ? ` ${it.rule}` : "") + (it.tz ? ` ${it.tz}` : ""),
@@ -196,10 +197,12 @@ function event() {
   return {
     node: view.node,
     update(it) {
-      const { at, channel, path, root, n, ...rest } = it;
+      const { at, channel, path, root, n, kind, id, run_id: run, ...rest } = it;
+      const whose = run ?? id;
       view.set(channel, clock(at), "rest", [
         path ?? root,
-        ...Object.entries(rest).map(([key, value]) => `${key.replace("_", " ")} ${value}`),
+        whose && `${run ? "run" : (kind ?? "number")} ${whose}`,
+        ...Object.entries(rest).map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`),
       ]);
     },
   };
