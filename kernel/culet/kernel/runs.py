@@ -371,94 +371,123 @@ class Runs:
         digest: str,
         preview: Any,
     ) -> AgentToolRun:
-        tree, now = self.tree, self.tree.now()
-        here = ambient.get()
+        tree = self.tree
         tree.order.say_own()
         stillborn = ask.cancel is not None and ask.cancel.cancelled
         run = AgentToolRun(
             run_id=run_id, agent_type=kind.name, parent_tool_call_id=ask.tool_call_id,
-            order=ask.order, display=ask.display, preview=preview, started_at=now,
+            order=ask.order, display=ask.display, preview=preview, started_at=tree.now(),
         )  # fmt: skip
-        if stillborn:  # no child, no model call
-            child = tree.kernel.chance.id()
-        else:
-            child = tree.child_slot(node.slot, kind, run_id) or tree.kernel.chance.id()
+        # one that is cancelled before it begins has no child and calls no model
+        known = None if stillborn else tree.child_slot(node.slot, kind, run_id)
+        child = known or tree.kernel.chance.id()
+        subject = Subject("run", node.slot, run_id, child)
+        payload = self._payload(node, ask, text)
         view = RunView(run)
         view.peers = dict.fromkeys(tree.sockets.protocol_of(node.slot))
         stream = tree.streams.fresh(
             child, run_id, view, *tree.own_views(child, kind, run_id)
         )
-        payload: dict[str, Any] = {"input": msgspec.Raw(text)}
-        if here is not None and here.identity is not None:
-            payload["identity"] = here.identity
-        if ask.schema is not None:
-            payload["schema"] = ask.schema
-        trace = tree.kernel.tracer.context()
-        if trace is not None:
-            payload[KEY] = trace
-        questions = ask.questions or node.agent.agent_tool_questions
-        if questions != "bubble":
-            payload["questions"] = questions
-        lane = kind.cls.turn_lane or f"turn:{run_id}"
-        take: int | None = None
+        job, take = 0, None
         try:
             with tree.transaction():
                 if not stillborn:
                     tree.insert_node(child, node.slot, kind, run_id)
-                self.db.execute(
-                    _INSERT,
-                    (
-                        node.slot, run_id, child, kind.name,
-                        here.asker if here is not None and ask.detached is None else None,
-                        ask.tool_call_id, ask.order, json_text(ask.display),
-                        json_text(preview), digest,
-                        None if ask.detached is None else json_text(ask.detached), now,
-                        tree.order.take(),
-                    ),
-                )  # fmt: skip
+                self._write(subject, run, digest, ask)
                 if not stillborn:
-                    tree.budgets.open_run(
-                        Subject("run", node.slot, run_id, child),
-                        None if here is None else here.pays,
-                        ask.budget,
-                        loose=ask.detached is not None,
-                    )
-                    if tree.jobs.idle(child, lane):
-                        take = tree.jobs.take_number()
-                    job = tree.jobs.add(
-                        child,
-                        "turn",
-                        run_id,
-                        at=now,
-                        lane=lane,
-                        payload=payload,
-                        held=take,
-                        begun=take is not None and not kind.start_may_be_repeated,
-                    )
+                    job, take = self._owe(subject, kind, ask, payload, run.started_at)
                 if ask.detached is not None:
-                    arm(tree, node.slot, run_id, ask.detached, now)
+                    arm(tree, node.slot, run_id, ask.detached, run.started_at)
         except Exception:
             tree.streams.drop(stream)
             raise
         stream.open()
         if ask.check is not None:
             self.validators[node.slot, run_id] = ask.check
-        tree.emit("run:start", Subject("run", node.slot, run_id, child), None)
-        runtree.tell(tree, Subject("run", node.slot, run_id, child), "asked")
-        if ask.detached is not None:
-            self._count_detached(node)
-        self._count_retained(node)
-        if node.kind.hears_start:
-            ctx = Ambient(node)
-            node.hook(ctx, node.agent.on_agent_tool_start, run)
+        self._tell_begun(node, subject, run, detached=ask.detached is not None)
         if stillborn:
             reason = None if ask.cancel is None else ask.cancel.reason
-            subject = Subject("run", node.slot, run_id, child)
             tree.endings.settle(subject, Ending.by("cancelled", reason=reason), None)
             return self.get(node.slot, run_id) or run
         if take is not None:
             tree.start_job(tree.jobs.born_taken(job, take))
         return run
+
+    def _payload(self, node: Node, ask: Ask, text: bytes) -> dict[str, Any]:
+        """Return what the job of a run's turn carries; `text` is the input as JSON."""
+        payload: dict[str, Any] = {"input": msgspec.Raw(text)}
+        here = ambient.get()
+        if here is not None and here.identity is not None:
+            payload["identity"] = here.identity
+        if ask.schema is not None:
+            payload["schema"] = ask.schema
+        trace = self.tree.kernel.tracer.context()
+        if trace is not None:
+            payload[KEY] = trace
+        questions = ask.questions or node.agent.agent_tool_questions
+        if questions != "bubble":
+            payload["questions"] = questions
+        return payload
+
+    def _write(
+        self, subject: Subject, run: AgentToolRun, digest: str, ask: Ask
+    ) -> None:
+        """Insert the row, inside the transaction of its dispatch."""
+        here = ambient.get()
+        self.db.execute(
+            _INSERT,
+            (
+                subject.owner, run.run_id, subject.slot, run.agent_type,
+                here.asker if here is not None and ask.detached is None else None,
+                run.parent_tool_call_id, run.order, json_text(run.display),
+                json_text(run.preview), digest,
+                None if ask.detached is None else json_text(ask.detached),
+                run.started_at, self.tree.order.take(),
+            ),
+        )  # fmt: skip
+
+    def _owe(
+        self,
+        subject: Subject,
+        kind: AgentClass,
+        ask: Ask,
+        payload: dict[str, Any],
+        now: int,
+    ) -> tuple[int, int | None]:
+        """Reserve its budget and owe its turn: the job, and its take if it begins at once."""
+        tree, here, child = self.tree, ambient.get(), subject.slot
+        tree.budgets.open_run(
+            subject,
+            None if here is None else here.pays,
+            ask.budget,
+            loose=ask.detached is not None,
+        )
+        lane = kind.cls.turn_lane or f"turn:{subject.id}"
+        take = tree.jobs.take_number() if tree.jobs.idle(child, lane) else None
+        job = tree.jobs.add(
+            child,
+            "turn",
+            subject.id,
+            at=now,
+            lane=lane,
+            payload=payload,
+            held=take,
+            begun=take is not None and not kind.start_may_be_repeated,
+        )
+        return job, take
+
+    def _tell_begun(
+        self, node: Node, subject: Subject, run: AgentToolRun, *, detached: bool
+    ) -> None:
+        """Tell whoever listens that a run was asked for."""
+        tree = self.tree
+        tree.emit("run:start", subject, None)
+        runtree.tell(tree, subject, "asked")
+        if detached:
+            self._count_detached(node)
+        self._count_retained(node)
+        if node.kind.hears_start:
+            node.hook(Ambient(node), node.agent.on_agent_tool_start, run)
 
     def _count_detached(self, node: Node) -> None:
         """Warn once when so many go on that nobody may be looking any more."""
