@@ -85,9 +85,10 @@ function heard(root) {
 }
 
 function describe(found) {
-  if (state.tab !== "tree" || !found.rows.length) return "";
-  const sum = found.rows.reduce((total, row) => total + row.bytes, 0);
-  return `${bytes(sum)} in the files of ${many(found.rows.length, "agent")}${found.after || state.after ? " of this page" : ""}`;
+  const count = many(found.rows.length, ...TABS[state.tab].noun);
+  const where = found.after || state.after ? ", on this page" : "";
+  if (state.tab !== "tree") return count + where;
+  return `${count}, ${bytes(found.rows.reduce((total, row) => total + row.bytes, 0))} in their files${where}`;
 }
 
 async function readPage() {

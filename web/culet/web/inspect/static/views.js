@@ -17,6 +17,7 @@ function row({ actions = [], timeline = false } = {}) {
     button.dataset.verb = verb;
     button.addEventListener("click", run);
     made.set(verb, button);
+    buttons.append(button);
   }
   return {
     node, bar,
@@ -27,11 +28,8 @@ function row({ actions = [], timeline = false } = {}) {
       setText(facts, told.filter(Boolean).join(" · "));
     },
     allow(verbs) {
-      for (const [verb, button] of made) {
-        if (!verbs.includes(verb)) button.remove();
-        else if (!button.isConnected) buttons.append(button);
-      }
-      buttons.hidden = !buttons.childElementCount;
+      for (const [verb, button] of made) button.hidden = !verbs.includes(verb);
+      buttons.hidden = !verbs.length;
     },
   };
 }
@@ -107,11 +105,11 @@ const WHY = {
 const WHY_SHOWN = { time: "planned", asked: "now" };
 const DUE_TEXTS = {
   run_now: ["Run now …", "Run it now?", "Run it now", "is called at once. A recurring one goes on as planned."],
-  pause: ["Pause …", "Pause it?", "Pause", "is not called until somebody resumes it."],
-  resume: ["Resume …", "Resume it?", "Resume", "is called again when its time comes."],
-  cancel: ["Cancel …", "Cancel it?", "Cancel it", "is taken back for good, with all its future calls."],
   replay: ["Replay …", "Replay it?", "Replay", "is called again, with new attempts."],
   redeliver: ["Redeliver …", "Tell it again?", "Redeliver", "is tried again, with new attempts."],
+  resume: ["Resume …", "Resume it?", "Resume", "is called again when its time comes."],
+  pause: ["Pause …", "Pause it?", "Pause", "is not called until somebody resumes it."],
+  cancel: ["Cancel …", "Cancel it?", "Cancel it", "is taken back for good, with all its future calls."],
 };
 
 function jobActions(page, shown) {
@@ -210,11 +208,11 @@ function event() {
 
 /** The tabs: what to ask for, what to call a row, how it looks, what an empty list means. */
 export const TABS = {
-  tree: { title: "Agents", key: (it) => it.slot + it.state, make: agent, nothing: "No agent of this root is open: it sleeps." },
-  runs: { title: "Runs", key: (it) => it.number, make: run, nothing: "No runs here, or the root sleeps." },
-  due: { title: "Schedules", key: (it) => it.id, make: due, nothing: "Nothing is owed in the next seven days." },
-  fibers: { title: "Fibers", key: (it) => it.id, make: fiber, nothing: "No fibers or turns are kept, or the root sleeps." },
-  dead: { title: "Dead letters", key: (it) => it.id, make: dead, nothing: "Nothing rests here." },
-  effects: { title: "Uncertain", key: (it) => it.id, make: effect, nothing: "No effect waits for a person." },
-  events: { title: "Events", key: (it) => it.n, make: event, nothing: "Nothing has happened since this page was opened." },
+  tree: { title: "Agents", noun: ["agent", "agents"], key: (it) => it.slot + it.state, make: agent, nothing: "No agent of this root is open: it sleeps." },
+  runs: { title: "Runs", noun: ["run", "runs"], key: (it) => it.number, make: run, nothing: "No runs here, or the root sleeps." },
+  due: { title: "Schedules", noun: ["thing is owed", "things are owed"], key: (it) => it.id, make: due, nothing: "Nothing is owed in the next seven days." },
+  fibers: { title: "Fibers", noun: ["fiber or turn", "fibers and turns"], key: (it) => it.id, make: fiber, nothing: "No fibers or turns are kept, or the root sleeps." },
+  dead: { title: "Dead letters", noun: ["dead letter", "dead letters"], key: (it) => it.id, make: dead, nothing: "Nothing rests here." },
+  effects: { title: "Uncertain", noun: ["effect", "effects"], key: (it) => it.id, make: effect, nothing: "No effect waits for a person." },
+  events: { title: "Events", noun: ["event", "events"], key: (it) => it.n, make: event, nothing: "Nothing has happened since this page was opened." },
 };
