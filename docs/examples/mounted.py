@@ -56,6 +56,7 @@ USERS = {
     "bob": (User("bob", "bold"), "builder"),
 }
 signer = URLSafeTimedSerializer(os.environ["APP_SECRET"], salt="login")
+OPERATORS = {"alice"}
 COOKIE, DAYS = "who", 14
 
 # ---- the agents
@@ -124,6 +125,11 @@ async def admit(request: Request, root: PathStep) -> Response | None:
     return None
 
 
+async def operators(request: Request) -> bool:
+    """Let those look at all agents of all tenants, and stop them, who run the service."""
+    return request.identity.name in OPERATORS
+
+
 def token_in(request: Request) -> str:
     """Return the token of a header, a query parameter (npm clients) or the cookie."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -161,6 +167,7 @@ install(
     ),
     authenticate=authenticate,
     admit=admit,
+    inspect=operators,
 )
 
 

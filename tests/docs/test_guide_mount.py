@@ -48,6 +48,6 @@ def test_excerpts_are_the_examples() -> None:
 
 def test_what_the_guide_says_of_install_exists() -> None:
     named = set(inspect.signature(install).parameters)
-    assert {"authenticate", "admit", "origins", "prefix", "probes"} <= named
-    for name in ("authenticate", "admit", "probes", "origins", "prefix"):
+    assert {"authenticate", "admit", "origins", "prefix", "probes", "inspect"} <= named
+    for name in ("authenticate", "admit", "probes", "origins", "prefix", "inspect"):
         assert f"`{name}" in TEXT or f"{name}=" in TEXT

@@ -78,6 +78,11 @@ async def test_two_tenants_each_in_their_own(
         status, text, _ = await server.http(messages, Authorization=f"Bearer {alice}")
         assert (status, len(json.loads(text))) == (200, 2)
 
+        # the inspector: for those who run the service
+        for who, expected in ((alice, 200), (anna, 404), ("", 404)):
+            headers = {"Cookie": f"who={who}"}
+            assert (await server.http("/inspect", **headers))[0] == expected
+
         # the gate of the hop: an admin, and to a clerk that exists
         clerk = f"{MINE}/sub/clerk/{quote(run, safe='')}"
         assert await server.close_code(clerk, cookie=anna) == 4403
