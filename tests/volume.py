@@ -16,7 +16,10 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, get_args
 
 Profile = Literal["short", "ci", "long"]
-Kind = Literal["crash points", "power images", "machine steps", "kills"]
+Kind = Literal[
+    "crash points", "power images", "machine steps", "kills", "cuts",
+    "hostile frames", "hostile heads",
+]  # fmt: skip
 
 
 class Volume(NamedTuple):
@@ -50,6 +53,9 @@ ASKED: Final[dict[Kind, Volume]] = {
     "power images": Volume(650, 4_000, 12_000),
     "machine steps": Volume(10_000, 200_000, 5_000_000),
     "kills": Volume(20, 40, 5_000),
+    "cuts": Volume(150, 1_000, 20_000),
+    "hostile frames": Volume(2_000, 10_000, 1_000_000),
+    "hostile heads": Volume(500, 10_000, 100_000),
 }
 # `make coverage` traces every line: what counts time of the processor allows for that.
 SLOWER: Final = 3 if "COVERAGE_RUN" in os.environ else 1
