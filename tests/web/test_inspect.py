@@ -197,6 +197,7 @@ async def test_every_list_shows_what_there_is_and_no_secret(transport: str) -> N
             "running",
             "running",
         )
+        assert json.loads(run["preview"]).keys() == {"words", "text"}
         later = await until(lambda: grown(seen, run["chunks"]))
         assert later["elapsed_s"] > run["elapsed_s"]
         assert {f["name"] for f in await rows(seen, "fibers")} == {"f0", "f1"}
@@ -226,6 +227,7 @@ async def test_a_run_is_cancelled_by_its_number_once(transport: str) -> None:
         assert none == {"done": False}
         [run] = await rows(seen, "runs")
         assert (run["status"], run["phase"]) == ("aborted", "over")
+        assert run["cause"] == "cancelled"
 
 
 async def test_schedules_are_run_now_paused_replayed_and_cancelled(

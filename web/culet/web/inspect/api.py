@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from culet.kernel import operate
+from culet.kernel.core.status import ended_by
 from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.http import Request
 from culet.kernel.kernel import Kernel
@@ -24,6 +25,7 @@ from culet.kernel.ports import TreeKey
 _CLASS: Final = re.compile(r"[A-Za-z_][\w.]{0,79}(?=\W|$)", re.ASCII)
 _FOREVER: Final = 1 << 62
 _HOURS: Final = 24.0 * 7
+_PREVIEW_MAX: Final = 200  # characters
 _REASON: Final = "inspector"  # of what is cancelled here
 
 Page = dict[str, Any]
@@ -46,6 +48,14 @@ def error_class(error: str | None) -> str | None:
     found = _CLASS.match(error)
     name = found.group() if found else ""
     return name if name.endswith(("Error", "Exception")) else "error"
+
+
+def preview(value: Any) -> str | None:
+    """Return the beginning of what clients see of a run's input, as JSON."""
+    if value is None:
+        return None
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _PREVIEW_MAX else f"{text[:_PREVIEW_MAX]}…"
 
 
 def key_of(request: Request) -> TreeKey:
@@ -125,10 +135,10 @@ def _run(row: operate.RunRow) -> Page:
     return {
         "number": row.number, "run_id": run.run_id, "class": run.agent_type,
         "path": row.path, "status": run.status, "phase": row.phase,
-        "reason": None if run.reason is None else error_class(run.reason),
+        "cause": ended_by(run),
         "detached": row.detached, "attempt": row.attempt, "chunks": row.chunks,
         "started_at": run.started_at, "completed_at": run.completed_at,
-        "elapsed_s": row.elapsed_s, "preview": run.preview,
+        "elapsed_s": row.elapsed_s, "preview": preview(run.preview),
         "error": error_class(run.error),
     }  # fmt: skip
 

@@ -82,7 +82,8 @@ function run(page) {
         it.chunks !== null && many(it.chunks, "chunk"),
         it.attempt > 1 && `attempt ${it.attempt}`,
         it.detached && "detached",
-        it.error,
+        it.error ?? it.cause,
+        it.preview,
       ]);
       const { from, to } = page.window;
       const width = Math.max(1, to - from);
