@@ -3,8 +3,6 @@
 from .again import retry_run as retry_run
 from .agenda import DuePage as DuePage
 from .agent import Agent as Agent
-from .agent import current_agent as current_agent
-from .agent import retry_call as retry_call
 from .budgets import Spend as Spend
 from .calls import AsyncCallback as AsyncCallback
 from .calls import Final as Final
@@ -42,6 +40,8 @@ from .fiberrows import FiberProgress as FiberProgress
 from .fiberrows import FiberRecovery as FiberRecovery
 from .fiberrows import FiberResolution as FiberResolution
 from .fiberrows import FiberRun as FiberRun
+from .here import current_agent as current_agent
+from .here import retry_call as retry_call
 from .http import ConnectContext as ConnectContext
 from .http import Forward as Forward
 from .http import Request as Request

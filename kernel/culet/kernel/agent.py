@@ -23,7 +23,7 @@ from .core.attach import PARAMETER, known_runs
 from .core.budget import Budget
 from .core.budget import checked as checked_budget
 from .core.effects import Verdict
-from .core.job import Misfire, Retry, next_try
+from .core.job import Misfire, Retry
 from .core.path import PathStep, kebab
 from .core.places import RunCaps
 from .core.questions import Policy
@@ -39,7 +39,14 @@ from .legacy import delegates
 from .milestones import Progress
 from .milestones import check as check_report
 from .node import Ambient, Node, ambient
-from .nouns import DynamicAgents, QueueNoun, SchedulesNoun, SocketsNoun
+from .nouns import (
+    AgentKernel,
+    DynamicAgents,
+    KeepAlive,
+    QueueNoun,
+    SchedulesNoun,
+    SocketsNoun,
+)
 from .plans import Due
 from .questions import RunAnswer
 from .runnoun import RunsNoun
@@ -58,31 +65,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="Agent")
 Source = Connection | Literal["server"]
-
-
-class AgentKernel:
-    """What an agent sees of its kernel."""
-
-    __slots__ = ("_node",)
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    async def get_agent(self, cls: type[A], name: str) -> A:
-        """Return a stub of another root; what this agent wrote is durable first."""
-        self._node.check()
-        await self._node.tree.durable()
-        return await self._node.tree.kernel.get_agent(cls, name)
-
-    async def destroy_agent(self, cls: type[Agent], name: str) -> None:
-        """Delete another root for good, if it is there; what this agent wrote is durable first."""
-        self._node.check()
-        await self._node.tree.durable()
-        await self._node.tree.kernel.destroy_agent(cls, name)
-
-    def new_id(self) -> str:
-        """Return a fresh id that nobody can guess; the same again under the same seed."""
-        return self._node.tree.kernel.chance.id(24)
 
 
 class _NoKernel:
@@ -701,29 +683,6 @@ class Agent:
         return None if known else Response("Not Found", 404)
 
 
-class KeepAlive:
-    """A reference on a live node: it blocks eviction and dies with the node.
-
-    What is left more often than it was entered takes nobody else's reference.
-    """
-
-    __slots__ = ("_held", "_node")
-
-    def __init__(self, node: Node) -> None:
-        self._node, self._held = node, 0
-
-    async def __aenter__(self) -> None:
-        self._node.check()
-        self._node.refs += 1
-        self._held += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._held:
-            self._held -= 1
-            self._node.refs -= 1
-            self._node.used_at = trio.current_time()
-
-
 for _old, _call in delegates().items():
     setattr(Agent, _old, _call)
 
@@ -744,55 +703,3 @@ Agent.__culet_final__ = frozenset(
     if name not in _HOOKS | _SETTINGS
     and not (name.startswith("__") and name.endswith("__"))
 ) | {"_node"}
-
-
-class Here(msgspec.Struct, frozen=True):
-    """What `current_agent` returns."""
-
-    agent: Agent
-    connection: Connection | None
-    request: Request | None
-    identity: Any
-
-
-def current_agent() -> Here | None:
-    """Return whose code this task runs, and for which client; None outside of agents."""
-    here = ambient.get()
-    if here is None:
-        return None
-    return Here(here.node.agent, here.connection, here.request, here.identity)
-
-
-async def retry_call(
-    fn: Callable[[], Awaitable[Any]],
-    *,
-    max_attempts: int | None = None,
-    base_delay: float | None = None,
-    max_delay: float | None = None,
-    should_retry: Callable[[Exception], bool] = lambda error: True,
-) -> Any:
-    """Call `fn` until it succeeds, at most `max_attempts` times, with doubling delays (s).
-
-    What is not given is as `retry` of the calling agent's class says (3 attempts, 0.1 s
-    doubling to 3 s). Inside an agent chance takes up to half of each delay away. Raises the
-    last error, or at once one that `should_retry` says no to; `UsageError` for a policy
-    that makes no sense as a whole, before the first call.
-    """
-    here = ambient.get()
-    usual = Agent.retry if here is None else here.node.agent.retry
-    policy = Retry(
-        max_attempts=usual.max_attempts if max_attempts is None else max_attempts,
-        base_delay=usual.base_delay if base_delay is None else base_delay,
-        max_delay=usual.max_delay if max_delay is None else max_delay,
-    )
-    chance = None if here is None else here.node.tree.kernel.chance
-    attempt = 1
-    while True:
-        try:
-            return await fn()
-        except Exception as error:
-            if attempt >= policy.max_attempts or not should_retry(error):
-                raise
-        fraction = 1.0 if chance is None else chance.fraction()
-        await trio.sleep(next_try(policy, attempt, 0, fraction) / 1000)
-        attempt += 1

@@ -30,6 +30,56 @@ Schedules = list[Schedule]  # in the classes below `list` is a method
 Soon = list[Upcoming]
 
 
+@final
+class AgentKernel:
+    """What an agent sees of its kernel."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def get_agent(self, cls: type[A], name: str) -> A:
+        """Return a stub of another root; what this agent wrote is durable first."""
+        self._node.check()
+        await self._node.tree.durable()
+        return await self._node.tree.kernel.get_agent(cls, name)
+
+    async def destroy_agent(self, cls: type[Agent], name: str) -> None:
+        """Delete another root for good, if it is there; what this agent wrote is durable first."""
+        self._node.check()
+        await self._node.tree.durable()
+        await self._node.tree.kernel.destroy_agent(cls, name)
+
+    def new_id(self) -> str:
+        """Return a fresh id that nobody can guess; the same again under the same seed."""
+        return self._node.tree.kernel.chance.id(24)
+
+
+@final
+class KeepAlive:
+    """A reference on a live node: it blocks eviction and dies with the node.
+
+    What is left more often than it was entered takes nobody else's reference.
+    """
+
+    __slots__ = ("_held", "_node")
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._held = node, 0
+
+    async def __aenter__(self) -> None:
+        self._node.check()
+        self._node.refs += 1
+        self._held += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._held:
+            self._held -= 1
+            self._node.refs -= 1
+            self._node.used_at = trio.current_time()
+
+
 class Child(NamedTuple):
     """One entry of `dynamic_agents.list`. `created_at`: of this life, epoch ms."""
 
