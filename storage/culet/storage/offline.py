@@ -171,7 +171,7 @@ def run_tree(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         about += f", {row['runs']} runs" if row["runs"] else ""
         return f"{'  ' * (row['depth'] - 1)}{_printable(step)}  {about}"
 
-    return _run(args, out, errors, rows, line)
+    return _run(args, out, errors, rows, line, "nobody is in there")
 
 
 def _run_due(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
@@ -184,7 +184,7 @@ def _run_due(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         what = msgspec.convert(row, Upcoming)
         return _printable(f"{_moment(what.due_at)}  {what.path}  {describe(what)}")
 
-    return _run(args, out, errors, rows, line)
+    return _run(args, out, errors, rows, line, "nothing is due by then")
 
 
 def _moment(at_ms: int) -> str:
@@ -207,7 +207,7 @@ def run_runs(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         head = f"{row['owner']}  {row['run_id']}  {row['agent_type']}  {about}"
         return _printable(head)
 
-    return _run(args, out, errors, rows, line)
+    return _run(args, out, errors, rows, line, "there are no such runs")
 
 
 def _run(
@@ -216,14 +216,23 @@ def _run(
     errors: TextIO,
     rows: Callable[[_Tree], Iterator[dict[str, Any]]],
     line: Callable[[dict[str, Any]], str],
+    nothing: str,
 ) -> int:
-    status, seen = SOUND, False
+    """Write the rows of all trees; people who get none are told `nothing`."""
+    status, seen, told = SOUND, False, 0
+
+    def counted(tree: _Tree) -> Iterator[dict[str, Any]]:
+        nonlocal told
+        for row in rows(tree):
+            told += 1
+            yield row
+
     try:
         with held(args.dir) as directory:
             for path in trees_in(directory):
                 try:
                     with tempfile.TemporaryDirectory(prefix="culet-tree-") as place:
-                        seen |= _tell(path, directory, place, args, out, rows, line)
+                        seen |= _tell(path, directory, place, args, out, counted, line)
                 except (Unreadable, log.LogError, rules.TooNew) as error:
                     errors.write(f"culet: {path}: {error}\n")
                     status = WRONG
@@ -233,6 +242,8 @@ def _run(
     if args.root is not None and not seen:
         errors.write(f"culet: there is no root {args.root}\n")
         return CANNOT_LOOK
+    if not told and status == SOUND and not args.json:
+        out.write(f"{nothing}\n")
     return status
 
 

@@ -79,8 +79,15 @@ def _add_serve(commands: Any) -> None:
         metavar="MODULE:NAME",
         help="an app (create_app), or an opener: a function that returns open_kernel(…)",
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8787, help="0 for any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default %(default)s)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8787,
+        help="port to listen on (default %(default)s), 0 for any free one",
+    )
     parser.add_argument(
         "--log", choices=("text", "json"), default="text",
         help="json: one object a line, with the agent and the run that logs",

@@ -51,7 +51,11 @@ def add_watch(commands: Any) -> None:
 
 
 def _add_target(parser: Any) -> None:
-    parser.add_argument("url", metavar="URL", help="ws://HOST:PORT/agents/CLASS/NAME")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        help="ws://HOST:PORT/agents/CLASS/NAME, http does as well; CLASS in kebab case",
+    )
     parser.add_argument(
         "--sub", metavar="CLASS:NAME", action="append", default=[],
         help="an agent below it (repeatable, outermost first)",
