@@ -21,6 +21,7 @@ from kernel.toolkit import (
     again,
     ask,
     folded,
+    frames,
     kinds,
     opened,
     run_frames,
@@ -121,6 +122,21 @@ async def test_why_a_run_was_interrupted_is_replayed_as_it_was_told(
         )
         assert ends["cut"]["reason"] == "not-resumable"
         assert "childStillRunning" not in ends["cut"]
+
+
+@pytest.mark.rule("T-236")
+async def test_a_replay_after_the_last_frame_is_empty_also_when_its_facet_is_wiped(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        await me.run_agent_tool(Kid, [["say", "a"], ["say", "b"]], run_id="r")
+        assert kinds(await frames(me, "r", 2)) == [(3, "finished")]
+        assert [await frames(me, "r", after) for after in (3, 4)] == [[], []]
+        await me.dynamic_agents.delete(Kid, "r")
+        await test.advance(1)
+        assert kinds(await frames(me, "r", 0)) == [(3, "finished")]
+        assert await frames(me, "r", 3) == []
 
 
 @pytest.mark.rule("T-231")

@@ -471,7 +471,7 @@ class Streams:
         texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
         if cursor.slot not in self.tree.nodes:
             stream.db.rest()
-        if caught_up:
+        if caught_up and cursor.after <= end.n:  # else the reader has that frame, too
             texts += view.ended(end, replay=True)
         return texts, caught_up
 
