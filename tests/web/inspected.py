@@ -18,6 +18,8 @@ class Slow(Agent):
 
     async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
         self.set_state({"seen": SECRET})
+        if turn.input["words"] < 0:
+            raise ValueError(f"no {SECRET}")
         for i in range(turn.input["words"]):
             await trio.sleep(PACE_S)
             yield {"type": "text-delta", "id": "t", "delta": f"{SECRET} {i} "}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -13,11 +13,12 @@ import trio
 
 from culet.kernel import Kernel, Limits, Request, Response, open_kernel
 from culet.kernel.errors import UsageError
+from culet.kernel.events import Failure
 from culet.web import create_app
 from culet.web.app import INSPECTOR, gateways_of
 from culet.web.inspect import Inspector, read_static
 from culet.web.inspect.api import error_class
-from culet.web.inspect.events import Ring, told
+from culet.web.inspect.events import Hub, Ring, told
 from web.inspected import SECRET, Office, Slow
 from web.serving import RUNNERS, Server, read_all
 
@@ -192,6 +193,14 @@ async def test_every_list_shows_what_there_is_and_no_secret(transport: str) -> N
         assert (due[ring]["why"], due[ring]["callback"]) == ("time", "ring")
         assert (due[report]["kind"], due[report]["rule"]) == ("cron", "0 7 * * *")
         [run] = await rows(seen, "runs")
+        await office.begin("r2", 2)
+        await office.begin("r3", -1)
+
+        async def ends() -> Any:
+            found = {r["run_id"]: r["status"] for r in await rows(seen, "runs")}
+            return found == {"r1": "running", "r2": "completed", "r3": "error"}
+
+        await until(ends)
         assert (run["run_id"], run["status"], run["phase"]) == (
             "r1",
             "running",
@@ -210,7 +219,7 @@ async def rows(seen: Desk, name: str) -> Any:
 
 
 async def grown(seen: Desk, chunks: int) -> Any:
-    [run] = await rows(seen, "runs")
+    run = (await rows(seen, "runs"))[-1]
     return run if run["chunks"] > chunks else None
 
 
@@ -460,9 +469,27 @@ def test_a_slow_reader_loses_the_oldest_and_is_told_how_many() -> None:
     assert ring.take() == b""
 
 
+async def test_who_listens_no_more_costs_the_kernel_nothing() -> None:
+    async with open_kernel(
+        roots=[Office], facets=[Slow], limits=Limits(inspect_readers=1)
+    ) as kernel:
+        hub = Hub(kernel)
+        assert not kernel.heard
+        async with aclosing(hub.stream()) as first:
+            assert await anext(first) == b": open\n\n"
+            assert kernel.heard
+            assert [part async for part in hub.stream()] == []  # one looks on
+        assert not kernel.heard
+
+
 def test_what_is_not_listed_is_not_told() -> None:
     assert told(1, "abort", None, ["s"], SECRET) == {"at": 1, "channel": "abort"}
     assert told(1, "rpc", None, "s", {"method": SECRET}) == {"at": 1, "channel": "rpc"}
+    odd: Any = {"text": SECRET}
+    failed = Failure("e1", odd, SECRET, ValueError(SECRET))
+    assert told(1, "failure", None, None, failed) == {
+        "at": 1, "channel": "failure", "error_id": "e1"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -506,6 +506,8 @@ class Kernel:
             listeners = self._listeners.get(channel, [])
             if fn in listeners:
                 listeners.remove(fn)
+            if not listeners:
+                self._listeners.pop(channel, None)
 
         return unsubscribe
 

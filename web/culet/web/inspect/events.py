@@ -9,7 +9,7 @@ here, and what is not listed is left out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, final
 
 import msgspec
@@ -119,7 +119,7 @@ class Hub:
         for ring in self._rings:
             ring.wake()
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield events from now on, and a sign of life in every silence."""
         if self.full:
             return
