@@ -22,7 +22,7 @@ from culet.adapters.model import (
     Usage,
 )
 from culet.adapters.tooling import ToolContext
-from culet.kernel import AgentToolRun, agent_tool
+from culet.kernel import AgentToolRun, Limits, agent_tool
 from culet.kernel.testing import Harness, open_test_kernel
 
 ME = ("Thinker", "a")
@@ -495,6 +495,27 @@ async def test_runs_are_joined_after_a_crash_not_asked_again(
             "|", ("worker", "output-available", "quick"),
             ("worker", "output-available", "wait:x"), "|", "So.",
         ]  # fmt: skip
+
+
+async def test_who_joins_a_silent_run_after_a_crash_waits_as_long_as_the_limits_say(
+    clock: object, script: Any
+) -> None:
+    script([call("c1", "worker", text="wait:x")], ["Later."])
+    limits = Limits(reattach_s=5)
+    async with open_test_kernel(
+        roots=[Thinker], facets=[Worker], limits=limits
+    ) as test:
+        async with connected(test.kernel, ME) as tab:
+            tab.chat("r1", user("u1", "hi"))
+            await STAGE.at("wait:x")
+            await trio.sleep(0.1)
+            await test.crash()
+            await test.reopen()
+        await trio.sleep(60)
+        (_, state, told) = shown(await last(test))[1]
+        assert (state, told["status"], told["childStillRunning"]) == (
+            "output-available", "running", True,
+        )  # fmt: skip
 
 
 async def test_usage_of_all_attempts_adds_up(clock: object, script: Any) -> None:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 AnyTool: TypeAlias = Tool | AgentTool
 DOUBT: Final = "data-effect"  # a part that says why a person is asked
-REATTACHED_S: Final = 120.0  # without progress, for a waiter that joins again
 
 
 def as_tools(given: Mapping[str, Any]) -> dict[str, AnyTool]:
@@ -137,8 +136,7 @@ class ToolCalls:
         try:
             async with trio.open_nursery() as nursery:
                 for order, call in todo:
-                    again = call.id in begun
-                    nursery.start_soon(self._one, call, order, again, plans[call.id])
+                    nursery.start_soon(self._one, call, order, plans[call.id])
                     # trio starts tasks of one pass in any order; runs are
                     # dispatched in the order in which they were asked for
                     await trio.lowlevel.checkpoint()
@@ -155,13 +153,11 @@ class ToolCalls:
             return given.text
         return self.ledger.plan(call, one, resumed=begun)
 
-    async def _one(
-        self, call: ToolCall, order: int, begun: bool, plan: Plan | str | None
-    ) -> None:
+    async def _one(self, call: ToolCall, order: int, plan: Plan | str | None) -> None:
         one = self.tools.get(call.name)
         try:
             if isinstance(one, AgentTool):
-                await self._agent(call, one, order, begun)
+                await self._agent(call, one, order)
                 return
             while isinstance(plan, Plan) and isinstance(one, Tool):
                 plan = await self._follow(call, one, plan)
@@ -248,17 +244,14 @@ class ToolCalls:
         }
         return {"type": DOUBT, "id": call.id, "data": told}
 
-    async def _agent(
-        self, call: ToolCall, one: AgentTool, order: int, begun: bool
-    ) -> None:
+    async def _agent(self, call: ToolCall, one: AgentTool, order: int) -> None:
         here = ambient.get()
         assert here is not None
         token = ambient.set(here._replace(tool_call=(self.turn.message_id, call.id)))
         try:
             run = await self.agent.run_agent_tool(
-                one, call.input, parent_tool_call_id=call.id, display_order=order,
-                no_progress_s=REATTACHED_S if begun else None,
-            )  # fmt: skip
+                one, call.input, parent_tool_call_id=call.id, display_order=order
+            )
         finally:
             ambient.reset(token)
         await self._say(call, "tool-output-available", output=model_value(run))
