@@ -16,9 +16,9 @@ import msgspec
 
 from culet.adapters.messages import Message, approval_id
 from culet.adapters.model import ToolCall, tool_name
-from culet.adapters.tooling import ERROR_CHARS
 from culet.kernel.core import clientframes as client
 from culet.kernel.core.chunks import tool_input
+from culet.kernel.core.limits import ERROR_CHARS
 
 Part: TypeAlias = dict[str, Any]
 ClientAnswer: TypeAlias = client.ToolResult | client.ToolApproval

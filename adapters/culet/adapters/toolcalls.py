@@ -16,7 +16,6 @@ import trio
 from culet.adapters.messages import approval_id
 from culet.adapters.model import ToolCall, ToolSpec
 from culet.adapters.tooling import (
-    ERROR_CHARS,
     Tool,
     ToolContext,
     ToolFailure,
@@ -27,6 +26,7 @@ from culet.adapters.toolledger import UNCERTAIN, CallLedger, Plan
 from culet.kernel import Done, Turn
 from culet.kernel.calls import stored_json
 from culet.kernel.core.effects import Status, after_check
+from culet.kernel.core.limits import ERROR_CHARS
 from culet.kernel.core.run import model_value
 from culet.kernel.effectrows import Row
 from culet.kernel.errors import EffectUncertain, FacetAborted, Fenced, UsageError

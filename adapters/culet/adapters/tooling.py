@@ -12,20 +12,19 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, final, get_type_hints
+from typing import Any, TypeAlias, final, get_type_hints
 
 import msgspec
 
 from culet.adapters.model import Json, ToolSpec
 from culet.kernel.core.effects import POLICIES, Policy
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import DEFAULT, ERROR_CHARS
 from culet.kernel.errors import EffectUncertain, Fenced, UsageError
 
 log = logging.getLogger("culet.adapters")
 Uncertain: TypeAlias = Policy
 NeedsApproval: TypeAlias = Callable[[Mapping[str, Json]], bool]
 Report: TypeAlias = Callable[[Mapping[str, Json]], Awaitable[object]]
-ERROR_CHARS: Final = 2_000  # of an error text for the model
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ import trio
 
 from .core import inspection as core
 from .core.inspection import Inspection, StoredChunk, Wrong
+from .core.limits import ERROR_CHARS
 from .endings import Ending
 from .errors import CuletError, FacetAborted, UsageError
 from .node import Ambient, Node, State, is_stop
@@ -43,7 +44,6 @@ _CALLS: Final[dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]] = {
     TAIL: [(("r",), {}), (("r",), {"after": 3})],
 }
 VERBS: Final = frozenset(_CALLS)
-_ERROR_CHARS: Final = 2_000
 _NOTHING: Final = object()
 
 
@@ -302,7 +302,7 @@ class _Pump:
             self._end(Ending.by("cancelled", reason=text, summary=summary))
         else:
             text = text or "it failed, and its adapter does not say why"
-            self._end(Ending.by("failed", text[:_ERROR_CHARS], summary=summary))
+            self._end(Ending.by("failed", text[:ERROR_CHARS], summary=summary))
 
     def _end(self, ending: Ending) -> None:
         self.node.tree.turns.end(self.turn, ending)

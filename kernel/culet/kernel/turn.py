@@ -18,6 +18,7 @@ import trio
 from . import runtree
 from .calls import UNENCODABLE
 from .core.fits import complaint
+from .core.limits import ERROR_CHARS
 from .core.run import coalesce, default_error
 from .core.status import Cause, settled
 from .endings import Ending, Subject, json_text
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 Chunk = Mapping[str, Any]
 _encode = msgspec.json.Encoder().encode
-_ERROR_CHARS: Final = 2_000
 _REPORTS: Final = frozenset({PROGRESS, MILESTONE})
 _SETTLES: Final = frozenset(
     {"tool-output-available", "tool-output-error", "tool-output-denied"}
@@ -370,7 +370,7 @@ class Turns:
             if taken.attempts < tree.kernel.limits.start_attempts:
                 raise StartFailed from error
             text = f"could not be started: {error.__cause__ or error}"
-            failed = Ending.by("start-failed", text[:_ERROR_CHARS])
+            failed = Ending.by("start-failed", text[:ERROR_CHARS])
             self._end(subject, failed, taken)
             return False
         await tree.kernel.paced()
@@ -500,13 +500,13 @@ class Turns:
             output = json_text(turn.output)
             usage = json_text(turn.usage)
             if turn._fault is not None:
-                fault = turn._fault[:_ERROR_CHARS]
+                fault = turn._fault[:ERROR_CHARS]
                 return Ending.by("failed", fault, summary=summary, usage=usage)
             self._check(subject, turn, msgspec.json.decode(output or "null"))
         except (TypeError, msgspec.ValidationError, UsageError) as error:
             text = f"its output is not what was asked for: {error}"
             kept = self._kept(turn.text)
-            return Ending.by("bad-output", text[:_ERROR_CHARS], summary=kept)
+            return Ending.by("bad-output", text[:ERROR_CHARS], summary=kept)
         return Ending.by("finished", output=output, summary=summary, usage=usage)
 
     def _check(self, subject: Subject, turn: Turn, output: Any) -> None:
@@ -524,7 +524,7 @@ class Turns:
         text = str(error) or type(error).__name__
         kept = self._kept(turn.text)
         cause: Cause = "over-budget" if isinstance(error, OverBudget) else "failed"
-        return Ending.by(cause, text[:_ERROR_CHARS], summary=kept)
+        return Ending.by(cause, text[:ERROR_CHARS], summary=kept)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)

@@ -25,6 +25,7 @@ INTERVAL_MAX_S: Final = 2_592_000  # 30 days; what is rarer is a cron
 JITTER_MAX_S: Final = 86_400
 AMOUNT_MAX: Final = 10**12  # of a budget or one spend: tokens, calls, cost in 1e-6 $
 EFFECT_KEY_MAX: Final = 1024  # code points
+ERROR_CHARS: Final = 2_000  # of an error text that is stored, or told to a model
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 
