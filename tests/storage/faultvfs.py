@@ -219,6 +219,10 @@ class FaultFolder(Folder):
             raise FileNotFoundError(name)
         self.plan.note(Change("sync", self._name(name)))
 
+    def sync_all(self, names: Any) -> None:
+        for name in names:
+            self.sync(name)
+
 
 # --- SQLite's half
 

@@ -77,6 +77,10 @@ class JournalFolder(Folder):
             raise FileNotFoundError(name)
         self._note("sync", name)
 
+    def sync_all(self, names: Any) -> None:
+        for name in names:
+            self.sync(name)
+
     def sync_folder(self) -> None:
         self._note("syncdir", "")
 

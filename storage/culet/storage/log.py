@@ -186,6 +186,7 @@ def redo(folder: Folder, plan: Redo, templates: Templates) -> None:
     Idempotent until the next segment is durable, so it may itself be cut anywhere.
     """
     names = folder.names()
+    written: list[str] = []
     for name, image in plan.live.items():
         if image.template is not None:
             folder.truncate(name, 0)
@@ -199,8 +200,9 @@ def redo(folder: Folder, plan: Redo, templates: Templates) -> None:
         if image.size:
             folder.truncate(name, image.size * PAGE)
         if image.template is not None or image.pages:
-            folder.sync(name)
+            written.append(name)
         folder.release(name)
+    folder.sync_all(written)
     for name in names:
         if name.endswith("-wal") or (name.endswith(".db") and name not in plan.live):
             folder.unlink(name)
