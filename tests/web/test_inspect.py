@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +26,7 @@ from culet.web.inspect.events import Hub, Ring, told
 from web.inspected import SECRET, Office, Slow
 from web.serving import RUNNERS, Server, read_all
 
+SERVER = Path(__file__).parents[1] / "js" / "inspect-server.py"
 OPERATOR = ("Cookie: who=operator",)
 OFFICE = "class=Office&name=o"
 LISTS = ("roots", "tree", "runs", "due", "fibers", "effects", "dead")
@@ -454,6 +459,31 @@ async def test_the_events_end_with_their_kernel() -> None:
             gateways_of(app)[0].serve(None)
             assert b": open" in await read_all(stream)
             nursery.cancel_scope.cancel()
+
+
+async def test_a_server_that_stops_ends_the_events_in_order() -> None:
+    command = [sys.executable, str(SERVER)]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(
+            partial(
+                trio.run_process, command, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, check=False,
+            )
+        )  # fmt: skip
+        assert process.stdout is not None
+        with trio.fail_after(30):
+            url = (await process.stdout.receive_some()).decode().strip()
+        stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+        await stream.send_all(b"GET /inspect/api/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        heard = b""
+        with trio.fail_after(10):
+            while b": open" not in heard:
+                heard += await stream.receive_some(65536)
+            process.terminate()
+            while part := await stream.receive_some(65536):
+                heard += part
+        assert heard.endswith(b"0\r\n\r\n")  # said, not cut
+        await stream.aclose()
 
 
 async def anybody(request: Request) -> bool:

@@ -24,7 +24,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
 
-from .app import SOCKETS, gateways_of
+from .app import INSPECTOR, SOCKETS, gateways_of
 from .asgi import AgentSockets
 from .gateway import Gateway
 from .hypercorn_inside import Inside, fits, misfit, plain_serve, why_not_started
@@ -196,6 +196,9 @@ class _Server:
         for wire in self.wires:
             wire.close_all(1012, "the server restarts")
         self.routed.close_all(1012, "the server restarts")
+        inspector = self.app.extensions.get(INSPECTOR)
+        if inspector is not None:
+            inspector.close()  # its events would go on for the whole grace
         with trio.move_on_after(GRACE_S):
             while self.total:
                 self.idle = trio.Event()

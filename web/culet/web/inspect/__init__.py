@@ -73,9 +73,13 @@ class Inspector:
         """How many read the events."""
         return sum(hub.readers for hub in self._hubs)
 
-    def _served(self, kernel: Kernel | None) -> None:
+    def close(self) -> None:
+        """Let the readers of events go: the server stops."""
         for hub in self._hubs:
             hub.close()
+
+    def _served(self, kernel: Kernel | None) -> None:
+        self.close()
         self._hubs = [] if kernel is None else [Hub(kernel)]
 
     @staticmethod
