@@ -12,7 +12,7 @@ import trio
 from culet.kernel import Chunk, ConnectContext, Connection, Turn
 from culet.kernel.errors import StorageCorrupt
 from kernel.agents import rows, settle, tree_of
-from kernel.peers import connect, frames_of
+from kernel.peers import RecordingPeer, connect, frames_of
 from kernel.toolkit import (
     TURNS,
     Frail,
@@ -262,3 +262,40 @@ async def test_chunks_are_sent_one_by_one_as_they_were_said(clock: object) -> No
             assert [f["sequence"] for f in found] == [0, 1, 2, 3, 4]
             assert [json.loads(f["event"]["body"]) for f in found[1:-1]] == odd
             assert {f["parentToolCallId"] for f in found} == {"call"}
+
+
+class Later(RecordingPeer):
+    """Pulls only when the test does."""
+
+    def wake(self) -> None:
+        pass
+
+
+async def test_a_replay_of_many_files_lets_others_in_between(
+    clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        for number in range(6):
+            await me.run_agent_tool(Kid, [["say", "x"]], run_id=f"r{number}")
+        await me.durable()
+        late = await connect(test, label="late", peer=Later)
+        now = 0
+
+        def slowly() -> int:
+            nonlocal now
+            now += 6_000_000  # ns that it takes to open one file
+            return now
+
+        monkeypatch.setattr(test.kernel.clock, "stopwatch_ns", slowly)
+        pages = 0
+        told: list[str] = []
+        assert late.connection is not None
+        while late.connection.behind:
+            page = late.connection.pull()
+            assert page is not None
+            pages += 1
+            told += page.texts
+        starts = [f for f in map(json.loads, told) if f.get("sequence") == 0]
+        assert [f["event"]["runId"] for f in starts] == [f"r{n}" for n in range(6)]
+        assert pages == 3, "two files fit into limits.pass_s"

@@ -213,10 +213,16 @@ class Connection:
         if self.gone or self._tree.closed:
             self._cursors.clear()
             return None
-        limit = self._tree.kernel.limits.replay_page_bytes
+        limits, stopwatch = (
+            self._tree.kernel.limits,
+            self._tree.kernel.clock.stopwatch_ns,
+        )
+        limit, until = limits.replay_page_bytes, stopwatch() + int(limits.pass_s * 1e9)
         texts: list[str] = []
         size = 0
         while self._cursors and size < limit:
+            if texts and stopwatch() >= until:
+                break  # each run has a file of its own to open: the others may go on
             cursor = self._cursors[0]
             try:
                 part, over = self._tree.streams.pull(self, cursor, limit - size)
