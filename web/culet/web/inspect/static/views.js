@@ -82,7 +82,7 @@ function run(page) {
         it.chunks !== null && many(it.chunks, "chunk"),
         it.attempt > 1 && `attempt ${it.attempt}`,
         it.detached && "detached",
-        it.error ?? it.cause,
+        it.error ?? (it.cause !== "finished" && it.cause),
         it.preview,
       ]);
       const { from, to } = page.window;
