@@ -295,7 +295,7 @@ async def test_what_cannot_be_run_as_a_tool_is_refused(clock: object) -> None:
         _root, me = await opened_top(test)
         with pytest.raises(UsageError, match="on_turn"):
             await me.run_agent_tool(RunsInStart, 1)
-        with pytest.raises(UsageError, match="copied"):
+        with pytest.raises(UsageError, match="stored as JSON"):
             await me.run_agent_tool(Child, object())
         with pytest.raises(CapacityError):
             await me.run_agent_tool(Child, "x" * (9 << 20))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
 
-from .errors import Deleted, NotFound, UsageError
+from .errors import CapacityError, Deleted, NotFound, UsageError
 from .http import Request, Response, as_request
 from .node import Ambient, Node, State, ambient, own, starts_under
 
@@ -47,6 +47,22 @@ Across = Callable[[Any], Any]
 UNENCODABLE: typing.Final = (TypeError, ValueError, OverflowError, RecursionError)
 """What encoding or decoding a value raises that cannot be copied: of a foreign type, no
 Unicode, a number that is too large, nested too deeply or within itself."""
+
+
+def json_bytes(value: Any, what: str, most: int | None = None) -> bytes:
+    """Return a value as JSON; `what` names it in errors.
+
+    Raises `UsageError` for one that is none, `CapacityError` beyond `most` bytes.
+    """
+    try:
+        text = msgspec.json.encode(value)
+    except UNENCODABLE as error:
+        msg = f"{what} cannot be stored as JSON: {error}"
+        raise UsageError(msg) from None
+    if most is not None and len(text) > most:
+        msg = f"{what} has {len(text)} bytes, the limit is {most}"
+        raise CapacityError(msg)
+    return text
 
 
 def stored_json(text: str | None) -> Any:

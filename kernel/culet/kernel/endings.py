@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-import msgspec
 import trio
 
 from . import runtree
-from .calls import UNENCODABLE, stored_json
+from .calls import json_bytes, stored_json
 from .core.limits import DEPTH_MAX
 from .core.run import AgentToolRun, Status
 from .core.status import Cause, own_words, settled
@@ -531,8 +530,4 @@ def _storable(text: str | None) -> str | None:
 
 def json_text(value: Any) -> str | None:
     """Return a value as JSON text; None stays None. Raises `UsageError`."""
-    try:
-        return None if value is None else msgspec.json.encode(value).decode()
-    except UNENCODABLE as error:
-        msg = f"a value cannot be stored as JSON: {error}"
-        raise UsageError(msg) from None
+    return None if value is None else json_bytes(value, "a value").decode()

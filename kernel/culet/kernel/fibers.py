@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
-from .calls import UNENCODABLE
+from .calls import json_bytes
 from .core.job import is_number
 from .core.limits import DELAY_MAX_S, TERMINALS
 from .core.run import Status
 from .endings import Ending, Subject, json_text
 from .errors import (
-    CapacityError,
     Deleted,
     FacetAborted,
     NotFound,
@@ -242,14 +241,8 @@ class Fibers:
             live.progress if said is None else said,
             live.about.trace,
         )
-        try:
-            text = _encode(told)
-        except UNENCODABLE as error:
-            msg = f"the progress of a fiber cannot be stored as JSON: {error}"
-            raise UsageError(msg) from None
-        if len(text) > (most := tree.kernel.limits.preview_bytes):
-            msg = f"the progress of a fiber has {len(text)} bytes, the limit is {most}"
-            raise CapacityError(msg)
+        most = tree.kernel.limits.preview_bytes
+        text = json_bytes(told, "the progress of a fiber", most)
         live.progress, live.seen_at = told.progress, tree.now()
         now, complete = trio.current_time(), said is not None and said.fraction == 1
         if complete or now - live.written >= tree.kernel.limits.progress_s:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
-from .calls import UNENCODABLE, stored_json
+from .calls import json_bytes, stored_json
 from .core.path import check_name
 from .core.run import Status
-from .errors import CapacityError, FacetAborted, NotFound, UsageError
+from .errors import CapacityError, FacetAborted, NotFound
 
 if TYPE_CHECKING:
     from .node import Node
@@ -82,14 +82,7 @@ class Mail:
         limits = self.tree.kernel.limits
         letter_id = self.tree.kernel.chance.id() if letter_id is None else letter_id
         check_name(letter_id)
-        try:
-            text = msgspec.json.encode(body).decode()
-        except UNENCODABLE as error:
-            msg = f"a letter cannot be stored as JSON: {error}"
-            raise UsageError(msg) from None
-        if len(text.encode()) > limits.mail_bytes:
-            msg = f"a letter has {len(text.encode())} bytes, the limit is {limits.mail_bytes}"
-            raise CapacityError(msg)
+        text = json_bytes(body, "a letter", limits.mail_bytes).decode()
         subject = self.tree.runs.subject(node.slot, run_id)
         run = self.tree.runs.get(node.slot, run_id)
         if subject is None or run is None:

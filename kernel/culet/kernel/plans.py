@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from .calls import UNENCODABLE
+from .calls import json_bytes
 from .core import job as core
 from .core.job import Cron, Every, Interval, Misfire, Retry, is_number
 from .core.limits import DELAY_MAX_S, INTERVAL_MAX_S
-from .errors import CapacityError, UsageError
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from .node import Node
@@ -136,15 +136,8 @@ def _delay_ms(when: object) -> int:
 def _payload(node: Node, name: str, payload: Any) -> str | None:
     if payload is None:
         return None
-    try:
-        encoded = msgspec.json.encode(payload)
-    except UNENCODABLE as error:
-        msg = f"the payload for {name!r} cannot be encoded as JSON: {error}"
-        raise UsageError(msg) from None
-    if len(encoded) > node.tree.kernel.limits.input_bytes:
-        msg = f"the payload for {name!r} has {len(encoded)} bytes"
-        raise CapacityError(msg)
-    return encoded.decode()
+    most = node.tree.kernel.limits.input_bytes
+    return json_bytes(payload, f"the payload for {name!r}", most).decode()
 
 
 def _digest(name: str, text: str | None, *spec: Any) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from . import runtree
-from .calls import UNENCODABLE, stored_json
+from .calls import json_bytes, stored_json
 from .core import frames
 from .core import run as core
 from .core.attach import Known
@@ -224,14 +224,8 @@ class Runs:
         if not kind.is_tool:
             msg = f"{kind.name} cannot be run as a tool: give it an on_turn"
             raise UsageError(msg)
-        try:
-            text = msgspec.json.encode(value)
-        except UNENCODABLE as error:
-            msg = f"the input of {kind.name} cannot be copied: {error}"
-            raise UsageError(msg) from None
-        if len(text) > self.tree.kernel.limits.input_bytes:
-            msg = f"the input of {kind.name} has {len(text)} bytes"
-            raise CapacityError(msg)
+        most = self.tree.kernel.limits.input_bytes
+        text = json_bytes(value, f"the input of {kind.name}", most)
         check_policy(ask.questions or node.agent.agent_tool_questions)
         self._check_shown("display", ask.display)
         if not callable(ask.preview):

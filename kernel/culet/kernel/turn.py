@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from . import runtree
-from .calls import UNENCODABLE
+from .calls import UNENCODABLE, json_bytes
 from .core.fits import complaint
 from .core.limits import ERROR_CHARS
 from .core.run import coalesce, default_error
@@ -274,7 +274,7 @@ class Turn:
         tree = self._node.tree
         limits, now = tree.kernel.limits, trio.current_time()
         data = _data(progress)
-        check_size(progress, _encoded(data), limits.progress_bytes)
+        check_size(progress, json_bytes(data, "a report"), limits.progress_bytes)
         data["at"] = tree.now()
         if progress.milestone is not None:
             if len(self.reached) >= limits.milestones:
@@ -325,14 +325,6 @@ def _data(progress: Progress) -> dict[str, Any]:
     names = ("fraction", "message", "phase", "data")
     told = {name: getattr(progress, name) for name in names}
     return {name: value for name, value in told.items() if value is not None}
-
-
-def _encoded(data: Mapping[str, Any]) -> bytes:
-    try:
-        return _encode(data)
-    except UNENCODABLE as error:
-        msg = f"a report cannot be encoded as JSON: {error}"
-        raise UsageError(msg) from None
 
 
 @final
