@@ -110,8 +110,10 @@ class AgentSockets:
         await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _two_lengths(scope):
-            await send({"type": "http.response.start", **_TWO_LENGTHS})
+        status = _refused(scope)
+        if status is not None:
+            start = {"type": "http.response.start", "status": status}
+            await send({**start, "headers": _LAST})
             await send({"type": "http.response.body", "body": b""})
             return
         intake = scope[INTAKE] = Intake(receive)
@@ -490,10 +492,18 @@ def _two_lengths(scope: Scope) -> bool:
     return b"content-length" in names and b"transfer-encoding" in names
 
 
-_TWO_LENGTHS: Final = {
-    "status": 400,
-    "headers": [(b"content-length", b"0"), (b"connection", b"close")],
-}
+def _refused(scope: Scope) -> int | None:
+    """Return the status of a request that must not reach the app, and ends its connection.
+
+    A CONNECT may change the protocol, so hypercorn stops reading and the connection would
+    stay for ever, whatever is answered.
+    """
+    if scope["method"] == "CONNECT":
+        return 501
+    return 400 if _two_lengths(scope) else None
+
+
+_LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
 async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
