@@ -1,4 +1,4 @@
-"""CONNECT asks for another protocol on the connection: nobody here speaks one."""
+"""Requests that offer to change the protocol: their connections end, whatever is answered."""
 
 from __future__ import annotations
 
@@ -28,3 +28,29 @@ async def test_a_connect_is_refused_and_its_connection_ends(
         answer = await read_all(stream)  # fails when the server does not hang up
         assert parse_answer(answer)[0] == 501
         assert server.kernel.trees == {}
+
+
+@pytest.mark.rule("I-43", "F-49")
+@pytest.mark.parametrize(
+    "head",
+    [
+        (
+            b"POST /agents/hub/h/stream HTTP/1.1\r\nHost: x\r\nUpgrade: tls/1.0\r\n"
+            b"Content-Length: 4\r\n\r\nbody"
+        ),
+        (
+            b"GET /agents/hub/h/stream HTTP/1.1\r\nHost: x\r\nUpgrade: other\r\n"
+            b"Connection: Upgrade\r\n\r\n"
+        ),
+    ],
+    ids=["with a body", "get"],
+)
+async def test_who_offers_another_protocol_is_answered_and_its_connection_ends(
+    head: bytes, transport: str
+) -> None:
+    async with serving() as server:
+        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        await stream.send_all(head)
+        status, headers, body = parse_answer(await read_all(stream))
+        assert (status, body) == (200, b"one two three")
+        assert headers["connection"] == "close"

@@ -121,8 +121,9 @@ class AgentSockets:
         for gateway in self._gateways:
             if gateway.owns(path):
                 intake.bound(gateway.limits)
+        last = any(name.lower() == b"upgrade" for name, _value in scope["headers"])
         try:
-            await self._app(scope, intake.receive, finishing(send, intake))
+            await self._app(scope, intake.receive, finishing(send, intake, last=last))
         except Exception:
             await intake.abandon(send)
             raise
@@ -211,19 +212,25 @@ class Untaken:
             await self._send(message)
 
 
-def finishing(send: Send, intake: Intake) -> Send:
+def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
     """Let the last message of a response reach hypercorn's end of it.
 
     While it is sent, hypercorn tells the app that the client is gone, at which
     Quart-Trio cancels the task that is sending: the connection was not closed, and one
     that is kept alive had no idle timer any more.
+
+    `last`: this is the last one of its connection. After a request that offers to change
+    the protocol hypercorn may read no more, with its idle timer stopped.
     """
 
     async def sending(message: Event) -> None:
-        last = message["type"] == "http.response.body" and not message.get("more_body")
-        if last:
+        if last and message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        end = message["type"] == "http.response.body" and not message.get("more_body")
+        if end:
             intake.end()
-        with trio.CancelScope(shield=last):
+        with trio.CancelScope(shield=end):
             await send(message)
 
     return sending
