@@ -16,6 +16,7 @@ import culet.web
 from culet.kernel import Limits
 from culet.kernel.errors import UsageError
 from culet.web import create_app, hypercorn_inside, serve
+from culet.web.serve import _Replayed
 from web.serving import serving
 from web.test_transport import raw, upgrade
 
@@ -130,3 +131,20 @@ async def test_under_another_hypercorn_a_signal_and_a_failing_start_are_told() -
 
         with pytest.raises(UsageError, match="does not start"):
             await serve(app, bind="127.0.0.1:0")
+
+
+async def test_two_answers_at_once_leave_one_after_the_other() -> None:
+    """Found by hostile heads: a refusal of bad bytes met the answer before them."""
+    ours, theirs = trio.socket.socketpair()
+    sizes = 300_000
+    async with trio.SocketStream(ours) as stream, trio.SocketStream(theirs) as client:
+        replayed = _Replayed(stream, b"", 5.0)
+        got = b""
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for letter in (b"a", b"b"):
+                    nursery.start_soon(replayed.send_all, letter * sizes)
+                while len(got) < 2 * sizes:
+                    got += await client.receive_some(65536)
+        whole = b"a" * sizes, b"b" * sizes
+        assert got in (whole[0] + whole[1], whole[1] + whole[0])

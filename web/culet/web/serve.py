@@ -278,6 +278,8 @@ class _Replayed(trio.abc.HalfCloseableStream):
     def __init__(self, stream: trio.SocketStream, first: bytes, send_s: float) -> None:
         self.socket = stream.socket  # hypercorn asks it for the addresses
         self._stream, self._first, self._send_s = stream, first, send_s
+        # hypercorn's refusal of what comes next may meet an answer that is being sent
+        self._turn = trio.Lock()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return the bytes read before, then what arrives."""
@@ -289,9 +291,10 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send, or give the client up: the caller's scope is shielded."""
-        deadline = trio.move_on_after(self._send_s)
-        with deadline:
-            await self._stream.send_all(data)
+        async with self._turn:
+            deadline = trio.move_on_after(self._send_s)
+            with deadline:
+                await self._stream.send_all(data)
         if deadline.cancelled_caught:
             self.socket.close()
             raise trio.BrokenResourceError("the client does not read")
@@ -302,7 +305,8 @@ class _Replayed(trio.abc.HalfCloseableStream):
 
     async def send_eof(self) -> None:
         """Send no more."""
-        await self._stream.send_eof()
+        async with self._turn:
+            await self._stream.send_eof()
 
     async def aclose(self) -> None:
         """Close the stream."""
