@@ -35,6 +35,7 @@ _HEADERS: Final = {
     "x-accel-buffering": "no",
 }
 _TRIGGERS: Final = ("submit-message", "regenerate-message")
+_NOT_JSON: Final = "send application/json"
 _BEAT: Final = b": it goes on\n\n"
 
 
@@ -81,12 +82,24 @@ async def answer(chat: Chat, request: Request) -> Response | None:
         case ("GET", [*_, "chat", _name, "stream"]):
             found = _wanted(chat, request.query.get("turn"))
             return Response(b"", 204) if found is None else _events(chat, found)
+        case ("POST", [*_, "chat", _name, "stop"]) if not _is_json(request):
+            return Response(_NOT_JSON, 415)
         case ("POST", [*_, "chat", _name, "stop"]):
             for turn in chat.turns()[:1]:
                 chat.cancel(turn)
             return Response(b"", 204)
         case _:
             return None
+
+
+def _is_json(request: Request) -> bool:
+    """Whether a request says that it is JSON.
+
+    What changes something takes nothing else: a page of another origin cannot send that
+    without asking first.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json"
 
 
 def _wanted(chat: Chat, turn: str | None) -> str | None:
@@ -100,12 +113,10 @@ def _wanted(chat: Chat, turn: str | None) -> str | None:
 async def _asked(chat: Chat, request: Request) -> Response:
     """Owe a turn and answer with its chunks.
 
-    Raises `UsageError` for a body that is not of the protocol. Only JSON is taken: a page
-    of another origin cannot send that without asking first.
+    Raises `UsageError` for a body that is not of the protocol.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        return Response("send application/json", 415)
+    if not _is_json(request):
+        return Response(_NOT_JSON, 415)
     body = await request.json(dict[str, Any])
     messages = ui_messages(body.pop("messages", None))
     trigger = body.pop("trigger", _TRIGGERS[0])
