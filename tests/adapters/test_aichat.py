@@ -408,7 +408,11 @@ async def test_a_probe_of_a_queued_turn_is_told_to_wait_then_offered_the_stream(
         tab.chat("r1", user("u1", "wait:x"))
         await DOORS.at("before")
         async with connected(test.kernel, ("Opener", "a")) as other:
-            assert other.frames[0]["type"] == "cf_agent_stream_pending"
+            transcript, pending = other.frames[:2]
+            assert [m["id"] for m in transcript["messages"]] == ["u1"]  # in its place
+            assert (transcript["connect"], pending["type"]) == (
+                True, "cf_agent_stream_pending",
+            )  # fmt: skip
             other.send("cf_agent_stream_resume_request", probeId="p")
             await other.until(lambda c: bool(probes(c, "p")))
             assert probes(other, "p") == ["pending"]

@@ -96,7 +96,7 @@ async def test_who_was_offered_a_turn_hears_nothing_of_it_before_it_acknowledges
             await DOORS.at("wait:x")
         async with connected(test.kernel, ME) as late:
             if waits:
-                assert late.frames[0]["type"] == "cf_agent_stream_pending"
+                assert late.frames[1]["type"] == "cf_agent_stream_pending"
                 DOORS.open("wait:0")
                 await late.until(lambda c: bool(c.of("cf_agent_stream_resuming")))
             if how == "on request":

@@ -63,6 +63,30 @@ class Mood(ChatBot):
             yield chunk
 
 
+class Slow(ChatBot):
+    """A chat bot that thinks for a while before its first word."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        if not turn.text:
+            await trio.sleep(1.5)
+        async for chunk in super().on_chat_message(turn):
+            yield chunk
+
+
+class Climber(Agent):
+    """Tells how far it is, and that it has reached the camp."""
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        for step in range(4):
+            await self.report_progress(
+                fraction=step / 4, message=f"step {step}", phase="up"
+            )
+            yield {"type": "text-delta", "id": "t", "delta": f"{step} "}
+            await trio.sleep(0.25)
+        await self.report_progress(milestone="camp", data={"metres": 4800})
+        yield {"type": "text-delta", "id": "t", "delta": "there"}
+
+
 class Worker(Agent):
     async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "text-start", "id": "t"}
@@ -130,6 +154,15 @@ class Supervisor(Agent):
         yield Final(n)
 
     @rpc
+    async def climb(self) -> str:
+        run = await self.run_agent_tool(Climber, {}, parent_tool_call_id="call-2")
+        return run.status
+
+    @rpc
+    async def fail(self) -> None:
+        raise RuntimeError("words of the house")
+
+    @rpc
     async def research(self, k: int) -> list[str]:
         out = [""] * k
 
@@ -146,8 +179,8 @@ class Supervisor(Agent):
 
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
-    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Clerk]
-    facets: list[type[Agent]] = [Worker, Note]
+    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Slow, Clerk]
+    facets: list[type[Agent]] = [Worker, Climber, Note]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)

@@ -92,6 +92,15 @@ def test_the_published_client_runs_tools_and_approves_calls(
 
 @needs_packages
 @pytest.mark.slow
+def test_the_published_hooks_show_states_reports_and_slow_beginnings(
+    url: str, generation: tuple[str, ...]
+) -> None:
+    packages = "older" if generation else ""
+    run_node("hooks.test.mjs", *generation, CULET_URL=url, CULET_PACKAGES=packages)
+
+
+@needs_packages
+@pytest.mark.slow
 def test_our_own_client_works_with_the_gateway(url: str) -> None:
     run_node("own.test.mjs", CULET_URL=url)
 

@@ -38,14 +38,19 @@ class Offers:
         self._expected: dict[str, tuple[Connection, trio.Event]] = {}
 
     def hello(self, connection: Connection) -> list[str]:
-        """Return what a client that connects is told: a stream to resume, or the transcript.
+        """Return what a client that connects is told: a turn to wait for, the transcript.
 
         With the transcript goes the offer of the last turn, if it has failed.
         """
         active = self._active()
+        told: list[str] = []
+        if active is None or not self._said(active):
+            # Whoever read the history before the question has it now, in its place. Of a
+            # turn that speaks the client may hold more than is stored: it keeps its list.
+            told = [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
         if active is not None:
-            return [*self._offer(active, connection), *self._recovering(active)]
-        told = [frames.chat_messages(self.chat.transcript.texts(), connect=True)]
+            offer = self._offer(active, connection)
+            return [*told, *offer, *self._recovering(active)]
         failed = self.chat.transcript.failed
         return told if failed is None else [*told, frames.stream_resuming(failed)]
 
