@@ -143,7 +143,17 @@ class RunMachine(TrioMachine):
 
         self.nursery.start_soon(keep)
         await opened.wait()
+        self._listen()
         await self._root()
+
+    def _listen(self) -> None:
+        """Hear which calls are dropped, whatever ends them: they are not made."""
+
+        def dropped(_channel: str, _tree: Any, _slot: Any, call: Any) -> None:
+            self.model.off.add(call.id)
+            self.model.shots.pop(call.id, None)
+
+        self.test.kernel.subscribe("schedule:cancel", dropped)
 
     async def _root(self) -> Root:
         return await self.test.kernel.get_agent(self.root, ROOT[1])
@@ -300,7 +310,8 @@ class RunMachine(TrioMachine):
         async def add() -> None:
             made = await tree.stub(slot, kind).later(seconds, what)
             await tree.durable()
-            self.model.shots[made] = (slot, what)
+            if made not in self.model.off:  # a cancel has taken it along meanwhile
+                self.model.shots[made] = (slot, what)
 
         self.task(add)
 
@@ -446,6 +457,7 @@ class RunMachine(TrioMachine):
         self.clients.clear()
         self.holds.live.clear()
         await self.test.reopen()
+        self._listen()
         await self._root()
 
     # ---- what must hold
@@ -515,7 +527,7 @@ class RunMachine(TrioMachine):
             if frame is None:
                 continue
             run_id, number = frame["event"].get("runId"), frame["sequence"]
-            if run_id is None or run_id in self.model.forgotten:
+            if run_id is None or not self.minds(run_id):
                 continue  # what is cleared is told so
             last, over = self.last.get((peer, run_id), (-1, False))
             ended = frame["event"]["kind"] not in ("started", "chunk")
@@ -624,7 +636,11 @@ class RunMachine(TrioMachine):
             if frame is not None and "runId" in frame["event"]:
                 event = frame["event"]
                 out[event["runId"]] = (frame["sequence"], event["kind"])
-        return {r: end for r, end in out.items() if r not in self.model.forgotten}
+        return {r: end for r, end in out.items() if self.minds(r)}
+
+    def minds(self, run_id: str) -> bool:
+        """Whether what is shown of a run must hold."""
+        return run_id not in self.model.forgotten
 
 
 def decoded(text: str | bytes) -> dict[str, Any] | None:
