@@ -16,6 +16,8 @@ const REPLY = Array.from({ length: 40 }, (_, at) => `w${at}`).join(" ");
 
 after(closeDocument);
 
+/** A page of another origin cannot send this without asking first. */
+const asJson = { method: "POST", headers: { "content-type": "application/json" }, body: "{}" };
 const urlOf = (name) => `${URL_GIVEN}/agents/mood/${name}`;
 const stored = async (name) => (await fetch(`${urlOf(name)}/get-messages`)).json();
 
@@ -84,7 +86,7 @@ test("stop leaves what was said, and the server's stop ends the turn", options, 
   tab.now().sendMessage({ text: "hi" });
   await tab.until("words", (value) => last(value).length > 20);
 
-  assert.equal((await fetch(`${urlOf(name)}/chat/any/stop`, { method: "POST" })).status, 204);
+  assert.equal((await fetch(`${urlOf(name)}/chat/any/stop`, asJson)).status, 204);
   await tab.until("ready", ({ status }) => status === "ready");
 
   const messages = await stored(name);
