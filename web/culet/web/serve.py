@@ -259,13 +259,14 @@ class _Server:
 
     async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
         """Read up to the end of the first request's head."""
-        first = b""
-        while b"\r\n\r\n" not in first:
+        first, end = b"", -1
+        while end < 0:
             data = await stream.receive_some(RECEIVE_BYTES)
             if not data:
                 return b""
             first += data
-            if len(first) > self.limits.header_bytes and b"\r\n\r\n" not in first:
+            end = first.find(b"\r\n\r\n")
+            if (len(first) if end < 0 else end + 4) > self.limits.header_bytes:
                 await _answer(stream, 431, "the request's head is too large")
                 return b""
         return first
