@@ -58,3 +58,43 @@ def places(client: Client) -> list[str]:
         if frame["type"] == "cf_agent_message_updated":
             told.append("updated")
     return told
+
+
+async def test_who_answers_second_is_told_what_stands(clock: object) -> None:
+    async with (
+        open_test_kernel(roots=[Clerk]) as test,
+        connected(test.kernel, ("Clerk", "a")) as tab,
+        connected(test.kernel, ("Clerk", "a"), connection_id="d") as other,
+    ):
+        tab.chat("r1", user("u1", "hi"), clientTools=[{"name": "own"}])
+        await other.ended("r1")
+        for client, output in ((tab, "first"), (other, "second")):
+            own = {"toolName": "own", "output": output, "autoContinue": False}
+            client.send("cf_agent_tool_result", toolCallId="c1", **own)
+        await other.until(lambda c: len(c.of("cf_agent_message_updated")) == 2)
+        outputs = [
+            part.get("output")
+            for frame in other.of("cf_agent_message_updated")
+            for part in frame["message"]["parts"]
+            if "toolCallId" in part
+        ]
+        assert outputs == ["first", "first"]
+        assert len(tab.of("cf_agent_message_updated")) == 1
+
+
+async def test_the_message_of_a_continuation_is_told_once_more_behind_its_end(
+    clock: object,
+) -> None:
+    async with (
+        open_test_kernel(roots=[Clerk]) as test,
+        connected(test.kernel, ("Clerk", "a")) as tab,
+    ):
+        tab.chat("r1", user("u1", "hi"), clientTools=[{"name": "own"}])
+        await tab.ended("r1")
+        own = {"toolName": "own", "output": 1, "autoContinue": True}
+        tab.send("cf_agent_tool_result", toolCallId="c1", **own)
+        await tab.until(lambda c: len(c.of("cf_agent_message_updated")) == 2)
+        last = tab.frames[-1]
+        assert last["type"] == "cf_agent_message_updated"
+        assert last["message"]["parts"][-1]["text"] == "So."
+        assert tab.frames[-2].get("done") is True

@@ -462,6 +462,8 @@ class Chat:
         everybody = note.continuation or origin is None
         tell = partial(self.tell, without=None if everybody else origin)
         self.tree.barrier.after.append(tell)
+        if note.continuation and message is not None:
+            self.tree.barrier.after.append(partial(self._tell_last, message))
         self.tree.touched()
         self.waiting.over(message, end.status)
         if self.agent._hears_response:
@@ -531,6 +533,20 @@ class Chat:
         blob = Blob(frames.chat_messages(self.transcript.texts()))
         skipped = () if without is None else (without,)
         self.tree.sockets.push_all(self.slot, blob, without=skipped)
+
+    def _tell_last(self, message: Message) -> None:
+        """Send a message once more, behind the end of the turn that went on in it.
+
+        A client that watched holds what it saw of the message against the transcript, and
+        that may have begun with an answer of its own that was not the first.
+        """
+
+        def tell() -> None:
+            blob = Blob(frames.message_updated(msgspec.json.encode(message).decode()))
+            self.tree.sockets.push_all(self.slot, blob)
+
+        self.tree.barrier.after.append(tell)
+        self.tree.barrier.touched()
 
     # ---- which turn
 

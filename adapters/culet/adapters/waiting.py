@@ -88,6 +88,9 @@ class Waiting:
         fresh = rules.answered(part, answer, output_bytes=limit)
         if fresh is None:
             log.info("ignored an answer to %s, which has one", call)
+            if connection is not None and request_id is None:  # it may show its own
+                body = msgspec.json.encode(message).decode()
+                connection.say(frames.message_updated(body))
             return False
         if fresh["state"] == "approval-responded" and request_id is None:
             fresh = rules.late(fresh) if self._gone_on(message) else fresh
