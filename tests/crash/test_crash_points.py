@@ -4,8 +4,8 @@ One journalled story of each scenario counts its commits and records; then it is
 again once for each of them, with a death there: after the commit, in the record before
 it is on the disk, and after, before anybody was told. Then a second death at each point
 of the recovery. The short form takes some of the second deaths, and some of all on
-files; `ci` takes all in memory, of second deaths at most 24 after each first, `long` all,
-and on files as well.
+files; `ci` takes all first ones in memory, and of second deaths at most 24 after each of
+30 first ones; `long` takes all, and on files as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sound import healthy
 from volume import LEDGER, Volume
 
 ALL: Final = 10**6
-RECOVERIES: Final = Volume(5, ALL, ALL)  # of a scenario, in which it dies again
+RECOVERIES: Final = Volume(5, 30, ALL)  # of a scenario, in which it dies again
 SECONDS: Final = Volume(1, 24, ALL)  # second deaths in each of them
 ON_FILES: Final = Volume(2, 2, ALL)  # first deaths of a scenario on files
 SECONDS_ON_FILES: Final = Volume(0, 1, ALL)
