@@ -407,7 +407,8 @@ class Jobs:
         rest = deque(batch)
         try:
             await self._durable()
-            if head.row.kind != "wipe":  # it is short, and a kernel that closes waits for none
+            # A wipe is short, and a kernel that closes waits for nobody in that line.
+            if head.row.kind != "wipe":
                 await self.tree.kernel.paced()
             until = trio.current_time() + self.tree.kernel.limits.batch_s
             while rest:
