@@ -157,9 +157,8 @@ class Chat:
         self._owe(frame.id, payload, {"messageIds": ids})
         view = self.view(frame.id)
         if connection is not None and view is not None:
-            view.peers[connection] = (
-                None  # also one that wants no frames of the protocol
-            )
+            # also one that wants no frames of the protocol
+            view.peers[connection] = None
         self.tell(without=connection)
 
     def _again(self, request_id: str, connection: Connection) -> None:

@@ -92,9 +92,8 @@ class Kernel:
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
         self._waking = 0  # sleeping roots that are being opened, because they are due
-        self.reattached: Counter[str] = (
-            Counter()
-        )  # how waiters left that had joined again
+        # how waiters left that had joined again
+        self.reattached: Counter[str] = Counter()
         self._listeners: dict[str, list[Listener]] = {}
 
     # ---- life
