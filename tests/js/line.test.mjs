@@ -166,6 +166,90 @@ test("an answer of a socket that is gone changes nothing", async (t) => {
   assert.equal(client.state, undefined);
 });
 
+const answer = (runId, toolCallId, more) => ({ type: "cf_agent_run_answer", runId, toolCallId, accepted: true, ...more });
+
+test("answers to runs are told apart by run and call, whatever these are called, and each in its order", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  const ids = ["__proto__", "constructor", "toString"];
+  const given = ids.map((id) => client.approveCall(id, true, { runId: id }));
+  const again = client.answerCall("toString", 1, { runId: "toString", error: "no idea" });
+  assert.deepEqual(wire.sent.map(({ toolCallId, runId }) => [toolCallId, runId]), [...ids, "toString"].map((id) => [id, id]));
+  assert.deepEqual([wire.sent[0].approved, wire.sent[3].errorText, wire.sent[3].state], [true, "no idea", "output-error"]);
+
+  wire.say(answer("of", "nobody"));
+  for (const id of ids) wire.say(answer(id, id, { accepted: id !== "constructor" }));
+  wire.say(answer("toString", "toString", { accepted: false, error: "not you" }));
+
+  assert.deepEqual(await Promise.all(given), [true, false, true]);
+  await assert.rejects(again, { name: "CallFailed", message: "not you" });
+});
+
+test("an answer that was sent is unknown when its socket goes, one that was not goes over the next", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const client = clientOf(t);
+  await settle();
+  Wire.made[0].open();
+  const sent = client.approveCall("c", true, { runId: "r" });
+  Wire.made[0].close(1006);
+  const unsent = client.approveCall("c", false, { runId: "r" });
+  const own = client.answerCall("mine", 7);
+  await assert.rejects(sent, { name: "ConnectionLost" });
+
+  t.mock.timers.tick(5_000);
+  await settle();
+  Wire.made[1].open();
+  assert.deepEqual(Wire.made[1].sent.map(({ toolCallId, runId }) => [toolCallId, runId]), [["c", "r"], ["mine", undefined]]);
+  Wire.made[1].say(answer("r", "c"));
+
+  assert.deepEqual([await unsent, await own], [true, undefined]);
+});
+
+test("the answer of one that was forgotten is not the next one's", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  const early = new AbortController();
+  const never = client.approveCall("c", true, { runId: "r", signal: early.signal });
+  early.abort();
+  await assert.rejects(never, { name: "AbortError" });
+  wire.open();
+  assert.deepEqual(wire.sent, []);
+  const leave = new AbortController();
+  const first = client.approveCall("c", true, { runId: "r", signal: leave.signal });
+  const second = client.approveCall("c", false, { runId: "r" });
+  leave.abort();
+  await assert.rejects(first, { name: "AbortError" });
+
+  wire.say(answer("r", "c", { accepted: true }));
+  wire.say(answer("r", "c", { accepted: false }));
+
+  assert.equal(await second, false);
+});
+
+test("until tells of what holds, of what will never, and can be forgotten", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  wire.say({ type: "cf_agent_state", state: 1 });
+  assert.equal((await client.until(({ state }) => state === 1)).state, 1);
+  const leave = new AbortController();
+  const waits = [client.until(({ state }) => state === 2), client.until(() => false), client.until(() => false, { signal: leave.signal })];
+  const wrong = client.until(() => { throw new RangeError("mine"); });
+
+  wire.say({ type: "cf_agent_state", state: 2 });
+  leave.abort();
+  client.close();
+
+  assert.equal((await waits[0]).state, 2);
+  await assert.rejects(waits[1], ConnectionEnded);
+  await assert.rejects(waits[2], { name: "AbortError" });
+  await assert.rejects(wrong, RangeError);
+});
+
 test("who is told that a state follows is ready when it is there", async (t) => {
   const client = clientOf(t);
   await settle();

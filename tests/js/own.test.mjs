@@ -195,15 +195,77 @@ test("stop ends an answer where it is, and clear forgets it", options, async (t)
 test("a call waits for a person, and goes on when he has said yes", options, async (t) => {
   const client = await open(t, "Clerk", fresh("approve"), { chat: true }).ready;
   await client.ask("pay where").done;
+  assert.deepEqual(client.waitingCalls, client.messages.at(-1).parts.filter(({ toolCallId }) => toolCallId));
   const calls = () => client.messages.at(-1).parts.filter(({ toolCallId }) => toolCallId);
   const [pay, where] = calls();
   assert.deepEqual([pay.state, where.state], ["approval-requested", "input-available"]);
 
-  client.approveCall(pay.toolCallId);
-  client.answerCall(where.toolCallId, { seen: 3 });
+  assert.equal(await client.approveCall(pay.toolCallId), undefined);
+  await client.answerCall(where.toolCallId, { seen: 3 });
 
   await when(client, "its end", ({ chat }) => /paid 1 times/.test(textOf(chat.messages.at(-1))));
   assert.deepEqual(calls().map(({ state }) => state), ["output-available", "output-available"]);
+});
+
+test("what a run two levels below asks is seen and answered from the top, by the first of all who look", options, async (t) => {
+  const name = fresh("deep");
+  const [one, two] = [open(t, "Chief", name, { chat: true }), open(t, "Chief", name, { chat: true })];
+  await Promise.all([one.ready, two.ready]);
+  const { done } = one.ask("pay where");
+  for (const client of [one, two]) await client.until(({ waitingCalls }) => waitingCalls.length === 2);
+  const [pay, where] = one.waitingCalls;
+  assert.deepEqual([pay.toolName, pay.state, where.state], ["pay", "approval-requested", "input-available"]);
+  const { runId } = pay;
+  assert.ok(!(runId in one.runs.runsById), "it is a run of somebody below");
+  await assert.rejects(one.approveCall(pay.toolCallId, true, { runId: "of-nobody" }), CallFailed);
+
+  assert.equal(await two.approveCall(pay.toolCallId, true, { runId }), true);
+  assert.equal(await one.approveCall(pay.toolCallId, false, { runId }), false);
+  await one.until(({ waitingCalls }) => waitingCalls.length === 1);
+  assert.equal(await one.answerCall(where.toolCallId, { at: "home" }, { runId }), true);
+
+  assert.match(textOf((await done).message), /^so: so: paid 1 times; paid; .*home/);
+  for (const client of [one, two]) await client.until(({ waitingCalls }) => waitingCalls.length === 0);
+});
+
+test("who comes later sees what is asked below, over sockets that are cut, and a gate may say no", options, async (t) => {
+  const name = fresh("later");
+  const first = await open(t, "Chief", name, { chat: true }).ready;
+  const { done } = first.ask("pay");
+  await first.until(({ waitingCalls }) => waitingCalls.length === 1);
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const late = await open(t, "Chief", name, { host: `http://${proxy.host}`, query: { refuse: "1" } }).ready;
+  await late.until(({ waitingCalls }) => waitingCalls.length === 1);
+  const [{ toolCallId, runId }] = late.waitingCalls;
+  proxy.cut();
+  await late.until(({ link }) => link.kind === "waiting");
+
+  const answer = late.approveCall(toolCallId, true, { runId });
+  late.retry();
+
+  await assert.rejects(answer, { name: "CallFailed", message: /not you|refused|403/ });
+  assert.equal(late.waitingCalls.length, 1, "it waits on");
+  assert.equal(await first.approveCall(toolCallId, false, { runId }), true);
+  assert.match(textOf((await done).message), /paid 0 times/);
+  await late.until(({ waitingCalls }) => waitingCalls.length === 0);
+});
+
+test("the hooks know what waits below", options, async (t) => {
+  const name = fresh("hook");
+  const tab = mount(() => {
+    const { client, waitingCalls } = useAgentClient({ agent: "Chief", name, host: URL_GIVEN }, { ...QUICK, chat: true });
+    return { client, waitingCalls, events: useAgentToolEvents({ agent: client }) };
+  });
+  t.after(tab.unmount);
+  await tab.until("a client", ({ client }) => client !== null);
+  const { done } = tab.now().client.ask("pay");
+  await tab.until("a question", ({ waitingCalls, events }) => waitingCalls.length === 1 && events.waitingCalls.length === 1);
+
+  const { waitingCalls, events, client } = tab.now();
+  assert.deepEqual(events.waitingCalls, waitingCalls);
+  await client.approveCall(waitingCalls[0].toolCallId, true, { runId: waitingCalls[0].runId });
+  await tab.until("nothing", (value) => value.waitingCalls.length === 0 && value.events.waitingCalls.length === 0);
+  await done;
 });
 
 test("the hooks show what the published hook shows, live, cut and mounted late", options, async (t) => {

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 from hypercorn.config import Config
@@ -21,7 +21,17 @@ from quart import websocket
 
 from culet.adapters import AIChatAgent, ScriptedModel, Think, tool
 from culet.adapters.model import ModelRequest, ToolCall
-from culet.kernel import Agent, Final, Turn, open_kernel, rpc
+from culet.kernel import (
+    Agent,
+    ChildRef,
+    Final,
+    Request,
+    Response,
+    Turn,
+    agent_tool,
+    open_kernel,
+    rpc,
+)
 from culet.web import create_app, route_sub_agent_socket, serve
 from culet.web.demo.agents import demo_classes
 from culet.web.demo.corpus import corpora
@@ -96,7 +106,14 @@ class Worker(Agent):
         yield {"type": "text-end", "id": "t"}
 
 
-class Clerk(Think):
+class Asked(Think):
+    """Is asked with a text, as a run as well."""
+
+    def format_agent_tool_input(self, input: Any, request: Any) -> str:  # noqa: A002
+        return str(input["do"])
+
+
+class Clerk(Asked):
     """Asks for what it is told to, `name …` a call, then says how often it has paid."""
 
     initial_state = {"paid": 0}
@@ -130,6 +147,35 @@ class Clerk(Think):
     async def where(self) -> str:
         """Tell where the person is."""
         raise NotImplementedError
+
+
+class Manager(Asked):
+    """Hands its task down: the clerk is two levels below the chief."""
+
+    below: ClassVar[type[Agent]] = Clerk
+
+    def get_model(self) -> Any:
+        def play(request: ModelRequest) -> list[Any]:
+            last = request.messages[-1]
+            if last.role == "tool":
+                return ["so: ", last.content]
+            below = self.below.__name__.lower()
+            return [ToolCall(id="down", name=below, input={"do": last.content})]
+
+        return ScriptedModel(play, pace_s=PACE_S)
+
+    def get_tools(self) -> dict[str, Any]:
+        name = self.below.__name__.lower()
+        return {name: agent_tool(self.below, description="does it")}
+
+    async def on_before_sub_agent(self, request: Request, child: ChildRef) -> Any:
+        if "refuse" in request.query:
+            return Response("not you", 403)
+        return await super().on_before_sub_agent(request, child)
+
+
+class Chief(Manager):
+    below = Manager
 
 
 class Note(Agent):
@@ -179,8 +225,8 @@ class Supervisor(Agent):
 
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
-    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Slow, Clerk]
-    facets: list[type[Agent]] = [Worker, Climber, Note]
+    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Slow, Clerk, Chief]
+    facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)

@@ -7,6 +7,7 @@ import {
   applyAgentToolEvent,
   applyAgentToolEvents,
   applyChunkToParts,
+  callsOfRuns,
   emptyState,
   isPartChunk,
 } from "../../web/js/src/reducer.js";
@@ -219,12 +220,52 @@ test("a thousand runs of fifty chunks are folded at once in a moment", () => {
     frames.push(event(51, "finished", `r${run}`));
   }
   const small = frames.slice(0, 5200);
-  const time = (list) => {
+  const once = (list) => {
     const begun = performance.now();
     applyAgentToolEvents(emptyState(), list);
     return performance.now() - begun;
   };
+  const time = (list) => Math.min(once(list), once(list), once(list)); // others want the machine too
   time(small);
 
   assert.ok(time(frames) < 30 * time(small), "ten times as many take about ten times as long");
+});
+
+const report = (sequence, runId, phase, calls) =>
+  event(sequence, "chunk", runId, {
+    body: JSON.stringify({ type: "data-agent-progress", id: `p${sequence}`, data: { phase, data: { calls } } }),
+  });
+const call = (runId, toolCallId = "k1") => ({ runId, toolCallId, toolName: "pay", state: "approval-requested" });
+
+test("what runs ask stands until they say answered, end or are cleared, whatever else they report", () => {
+  const all = [event(0, "started", "a"), event(0, "started", "b"), report(1, "a", "waiting", [call("deep"), call("a")]),
+    report(1, "b", "waiting", [call("deep"), call("b")]), report(2, "a", "writing", undefined)];
+  const told = deepFreeze(fold(all.map(deepFreeze)));
+  const asks = (state) => callsOfRuns(state).map(({ runId }) => runId);
+
+  assert.deepEqual(asks(told), ["deep", "a", "b"], "each once");
+  assert.equal(fold(all, told), told);
+  assert.deepEqual(asks(fold([report(3, "a", "waiting", [call("a")])], told)), ["a", "deep", "b"]);
+  const answered = fold([report(3, "a", "answered")], told);
+  assert.deepEqual(asks(answered), ["deep", "b"]);
+  assert.equal(fold(all, answered), answered, "an old report that comes again asks nothing again");
+  for (const end of ["finished", "error", "aborted", "interrupted"]) {
+    assert.deepEqual(asks(fold([event(9, end, "b")], answered)), []);
+    assert.deepEqual(asks(fold([event(9, end, "b"), report(10, "b", "waiting", [call("b")])], answered)), []);
+  }
+  assert.deepEqual(asks(fold([event(9, "cleared", undefined, { runIds: ["a"] })], told)), ["deep", "b"]);
+});
+
+test("ids of any kind ask like others, and calls that are none are left out", () => {
+  const odd = ["__proto__", "constructor", "toString", "hasOwnProperty"];
+  const frames = odd.flatMap((id) => [event(0, "started", id), report(1, id, "waiting", [call(id, id), null, 7, {}, { runId: id }])]);
+  const told = fold(frames);
+
+  assert.deepEqual(callsOfRuns(told).map(({ runId, toolCallId }) => [runId, toolCallId]), odd.map((id) => [id, id]));
+  assert.deepEqual(callsOfRuns(fold(odd.map((id) => event(2, "finished", id)), told)), []);
+  for (const calls of [null, 7, "x", {}]) {
+    assert.deepEqual(callsOfRuns(fold([event(0, "started"), report(1, "r", "waiting", calls)])), []);
+  }
+  const bare = event(1, "chunk", "r", { body: JSON.stringify({ type: "data-agent-progress", id: "p" }) });
+  assert.deepEqual(callsOfRuns(fold([event(0, "started"), bare])), []);
 });

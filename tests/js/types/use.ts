@@ -20,11 +20,24 @@ async function talk(): Promise<string | undefined> {
 }
 export function useBoth() {
   const { client: mine, state } = useAgentClient<{ n: number }>("/agents/hub/a", { query: async () => ({ token: "t" }) });
-  const { getRunsForToolCall } = useAgentToolEvents({ agent: mine });
-  return [state?.n, getRunsForToolCall("c")[0]?.milestones?.[0]?.name];
+  const { getRunsForToolCall, waitingCalls } = useAgentToolEvents({ agent: mine });
+  const asking: string | undefined = waitingCalls[0]?.runId;
+  return [asking, state?.n, getRunsForToolCall("c")[0]?.milestones?.[0]?.name];
 }
+async function decide(): Promise<boolean> {
+  await client.until(({ waitingCalls }) => waitingCalls.length > 0, { signal: AbortSignal.timeout(10) });
+  const first: boolean[] = [];
+  for (const { toolCallId, runId, state, input } of client.waitingCalls) {
+    if (runId === undefined) await client.approveCall(toolCallId);
+    else if (state === "approval-requested") first.push(await client.approveCall(toolCallId, input !== 0, { runId }));
+    else first.push(await client.answerCall(toolCallId, { a: 1 }, { runId, error: "no" }));
+  }
+  return first.every((one) => one);
+}
+// @ts-expect-error: only who names the run is told whether it was the first
+export const early: Promise<boolean> = client.approveCall("c", true);
 // @ts-expect-error: a state of another shape
 void client.setState({ m: 1 });
 // @ts-expect-error: no such status
 export const wrong: Run["status"] = "done";
-export const all = [n, pong, talk];
+export const all = [n, pong, talk, decide];

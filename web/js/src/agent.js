@@ -17,9 +17,11 @@ import {
   stopping,
   withTranscript,
 } from "./chat.js";
-import { CallFailed, ConnectionEnded, ConnectionLost, UsageError } from "./errors.js";
+import { CallFailed, ConnectionEnded, UsageError } from "./errors.js";
 import { Line } from "./line.js";
 import { applyAgentToolEvents, emptyState } from "./reducer.js";
+import { Requests } from "./requests.js";
+import { approvalFrame, resultFrame, waitingCalls } from "./waiting.js";
 
 /** Of the gateway's 1 MiB a message: room for the envelope and for escapes. */
 const BODY_LIMIT = 400_000;
@@ -28,13 +30,15 @@ const HISTORY_RETRY_MS = 1_000;
 const FENCE = "cf_agent_state";
 
 const uuid = () => crypto.randomUUID();
+/** Under which an answer to a run waits for what became of it. */
+const answerKey = (...ids) => JSON.stringify(ids);
 
 export class AgentClient extends EventTarget {
   #options;
   #place;
   #id = uuid();
   #line;
-  #calls = new Map(); // call id to {text, sent, resolve, reject, item}
+  #requests = new Requests((text) => this.#line.send(text)); // calls, and answers to runs
   #turns = new Map(); // request id to {answer, resolve, reject}
   #listeners = new Set();
   #known = new Map(); // what a next connection says it has of runs
@@ -56,6 +60,7 @@ export class AgentClient extends EventTarget {
     runs: emptyState(),
     chat: emptyChat(),
     loaded: false,
+    waitingCalls: [],
   };
 
   /**
@@ -75,7 +80,7 @@ export class AgentClient extends EventTarget {
       {
         open: () => this.#opened(),
         text: (text) => this.#heard(text),
-        lost: (ending) => this.#lost(ending),
+        lost: (ending) => this.#requests.lost(ending),
         link: (link) => this.#linked(link),
       },
       options,
@@ -109,6 +114,31 @@ export class AgentClient extends EventTarget {
     return this.snapshot.chat.messages;
   }
 
+  get waitingCalls() {
+    return this.snapshot.waitingCalls;
+  }
+
+  /** Resolves with the snapshot when `holds(snapshot)`; it is asked after each change. */
+  until(holds, { signal } = {}) {
+    return new Promise((resolve, reject) => {
+      const look = () => {
+        try {
+          signal?.throwIfAborted();
+          if (holds(this.snapshot)) resolve(this.snapshot);
+          else if (this.#over) throw this.#over;
+          else return;
+        } catch (error) {
+          reject(error);
+        }
+        stop();
+        signal?.removeEventListener("abort", look);
+      };
+      const stop = this.subscribe(look);
+      signal?.addEventListener("abort", look);
+      look();
+    });
+  }
+
   /** Calls `listener(snapshot)` after each change; gives the function that ends it. */
   subscribe(listener) {
     this.#listeners.add(listener);
@@ -116,7 +146,15 @@ export class AgentClient extends EventTarget {
   }
 
   #change(members) {
-    this.snapshot = { ...this.snapshot, ...members };
+    const before = this.snapshot;
+    const next = { ...before, ...members };
+    if (next.runs !== before.runs || next.chat.messages !== before.chat.messages) {
+      const calls = waitingCalls(next);
+      const same = calls.length === before.waitingCalls.length
+        && calls.every((call, at) => call === before.waitingCalls[at]);
+      if (!same) next.waitingCalls = calls;
+    }
+    this.snapshot = next;
     for (const listener of [...this.#listeners]) listener(this.snapshot);
   }
 
@@ -177,39 +215,19 @@ export class AgentClient extends EventTarget {
     this.#change({ state: JSON.parse(JSON.stringify(state)) });
   }
 
-  #request(method, args, { signal, item, before }) {
+  #request(method, args, { before, ...options }) {
     const id = uuid();
-    const frame = JSON.stringify({ type: "rpc", id, method, args });
-    const texts = before ? [JSON.stringify(before), frame] : [frame];
-    return new Promise((resolve, reject) => {
-      signal?.throwIfAborted();
-      if (this.#over) return reject(this.#over);
-      const forget = () => {
-        this.#calls.delete(id);
-        reject(signal.reason);
-      };
-      const done = (settle) => (value) => {
-        this.#calls.delete(id);
-        signal?.removeEventListener("abort", forget);
-        settle(value);
-      };
-      signal?.addEventListener("abort", forget);
-      const call = { texts, sent: false, item, resolve: done(resolve), reject: done(reject) };
-      this.#calls.set(id, call);
-      if (this.snapshot.link.kind === "open") this.#sendCall(call);
-    });
-  }
-
-  #sendCall(call) {
-    call.sent = call.texts.map((text) => this.#line.send(text)).includes(true);
+    const frame = { type: "rpc", id, method, args };
+    const texts = (before ? [before, frame] : [frame]).map((one) => JSON.stringify(one));
+    return this.#requests.add(id, texts, options);
   }
 
   #answered(frame) {
-    const call = this.#calls.get(frame.id);
-    if (call === undefined) return;
-    if (frame.success !== true) call.reject(new CallFailed(String(frame.error ?? "it failed")));
-    else if (frame.done === false) call.item?.(frame.result);
-    else call.resolve(frame.result);
+    const { id } = frame;
+    if (frame.success !== true) {
+      this.#requests.reject(id, new CallFailed(String(frame.error ?? "it failed")));
+    } else if (frame.done === false) this.#requests.item(id, frame.result);
+    else this.#requests.resolve(id, frame.result);
   }
 
   /** Sends a message of the app; false when there is no open socket to take it. */
@@ -268,17 +286,32 @@ export class AgentClient extends EventTarget {
     return true;
   }
 
-  /** Gives the result of a tool call that waits for a client. */
-  answerCall(toolCallId, output, { error, autoContinue = true } = {}) {
-    const told = error === undefined ? { output } : { errorText: error };
-    const state = error === undefined ? "output-available" : "output-error";
-    const frame = { type: "cf_agent_tool_result", toolCallId, toolName: "", state };
-    return this.send({ ...frame, ...told, autoContinue });
+  /**
+   * Gives a tool call that waits its result, or the `error` that it ended in. With the `runId`
+   * of the run that asks, however far below: resolves to whether this answer was the first,
+   * and rejects with `CallFailed` when the server, or a gate, will not have it, or with
+   * `ConnectionLost` when nobody knows. Without one it is a call of the chat's own message:
+   * resolves when it is sent, as nobody says what became of it. `signal` forgets the answer.
+   */
+  answerCall(toolCallId, output, { signal, ...options } = {}) {
+    return this.#answer(resultFrame(toolCallId, output, options), signal);
   }
 
-  /** Says whether a tool call that waits for a person may run. */
-  approveCall(toolCallId, approved = true, { autoContinue = true } = {}) {
-    return this.send({ type: "cf_agent_tool_approval", toolCallId, approved, autoContinue });
+  /** Says whether a tool call that waits for a person may run; else as `answerCall`. */
+  approveCall(toolCallId, approved = true, { signal, ...options } = {}) {
+    return this.#answer(approvalFrame(toolCallId, approved, options), signal);
+  }
+
+  #answer(frame, signal) {
+    const { runId, toolCallId } = frame;
+    const own = runId === undefined;
+    const text = JSON.stringify(frame);
+    const answer = this.#requests.add(own ? uuid() : answerKey(runId, toolCallId), [text], {
+      signal,
+      unanswered: own,
+    });
+    answer.catch(() => undefined); // who does not wait for it sees the call wait on
+    return answer;
   }
 
   // --------------------------------------------------------------------- the connection
@@ -299,23 +332,17 @@ export class AgentClient extends EventTarget {
     if (link.kind === "refused" || link.kind === "closed") {
       this.#over = new ConnectionEnded(link.code, link.reason);
       this.#welcome.reject(this.#over);
-      for (const call of [...this.#calls.values()]) call.reject(this.#over);
+      this.#requests.end(this.#over);
       for (const turn of this.#turns.values()) turn.reject(this.#over);
       this.#turns.clear();
     }
     this.#change({ link });
   }
 
-  #lost(ending) {
-    for (const call of [...this.#calls.values()]) {
-      if (call.sent) call.reject(new ConnectionLost(ending.code, ending.reason));
-    }
-  }
-
   #opened() {
     this.#connection += 1;
     this.#acked = new Set();
-    for (const call of this.#calls.values()) if (!call.sent) this.#sendCall(call);
+    this.#requests.opened();
     if (!this.#options.chat) return;
     this.#probe = uuid();
     this.send({ type: "cf_agent_stream_resume_request", probeId: this.#probe });
@@ -339,6 +366,8 @@ export class AgentClient extends EventTarget {
         return this.#ofRuns(frame);
       case "rpc":
         return this.#answered(frame);
+      case "cf_agent_run_answer":
+        return this.#runAnswered(frame);
       case "cf_agent_identity":
         this.#stateFollows = frame.stateFollows === true;
         this.#change({ name: String(frame.name), agent: String(frame.agent), identified: true });
@@ -351,6 +380,12 @@ export class AgentClient extends EventTarget {
       default:
         return this.#options.chat ? this.#ofChat(frame) : undefined;
     }
+  }
+
+  #runAnswered({ runId, toolCallId, accepted, error }) {
+    const key = answerKey(runId, toolCallId);
+    if (typeof error === "string") this.#requests.reject(key, new CallFailed(error));
+    else this.#requests.resolve(key, accepted === true);
   }
 
   /** A replay of many runs is folded at once, at the end of this turn of the event loop. */

@@ -1,8 +1,8 @@
 import type { Chat, Message } from "./chat.js";
-import type { AgentToolEvents } from "./reducer.js";
+import type { AgentToolEvents, WaitingCall } from "./reducer.js";
 
-export { applyAgentToolEvent, applyAgentToolEvents, emptyState, runsOf } from "./reducer.js";
-export type { AgentToolEvents, Milestone, Part, Progress, Run, RunStatus } from "./reducer.js";
+export { applyAgentToolEvent, applyAgentToolEvents, callsOfRuns, emptyState, runsOf } from "./reducer.js";
+export type { AgentToolEvents, Milestone, Part, Progress, Run, RunCall, RunStatus, WaitingCall } from "./reducer.js";
 export type { Chat, Message, Outcome, TurnState } from "./chat.js";
 
 export interface Step {
@@ -42,6 +42,8 @@ export interface Snapshot<State = unknown> {
   readonly chat: Chat;
   /** The history of the chat was read. */
   readonly loaded: boolean;
+  /** The tool calls that wait: those of the last message, then those of runs at any depth. */
+  readonly waitingCalls: readonly WaitingCall[];
 }
 
 type Query = Record<string, string | null | undefined>;
@@ -55,6 +57,13 @@ export interface Options {
   fetch?: typeof fetch;
   /** Between 0 and 1; spreads the pauses between attempts. */
   chance?: () => number;
+}
+
+export interface AnswerOptions {
+  /** The message goes on when no call of it waits any more; true unless said. */
+  autoContinue?: boolean;
+  /** Forgets the answer; one that was sent is taken. */
+  signal?: AbortSignal;
 }
 
 export interface Turn {
@@ -72,8 +81,11 @@ export class AgentClient<State = unknown> extends EventTarget {
   readonly state: State | undefined;
   readonly runs: AgentToolEvents;
   readonly messages: readonly Message[];
+  readonly waitingCalls: readonly WaitingCall[];
   /** Calls the listener after each change; gives the function that ends it. */
   subscribe(listener: (snapshot: Snapshot<State>) => void): () => void;
+  /** Resolves when it holds; it is asked after each change. Rejects when nothing will change any more. */
+  until(holds: (snapshot: Snapshot<State>) => unknown, options?: { signal?: AbortSignal }): Promise<Snapshot<State>>;
   /** Rejects with `CallFailed`, or `ConnectionLost`: it may have run. */
   call<Result = unknown>(method: string, args?: unknown[], options?: { signal?: AbortSignal }): Promise<Result>;
   stream<Item = unknown, Result = unknown>(method: string, args?: unknown[], options?: { signal?: AbortSignal }): AsyncGenerator<Item, Result>;
@@ -85,8 +97,11 @@ export class AgentClient<State = unknown> extends EventTarget {
   /** Without an id, the turn that runs. False when it cannot be sent. */
   stop(id?: string): boolean;
   clear(): boolean;
-  answerCall(toolCallId: string, output: unknown, options?: { error?: string; autoContinue?: boolean }): boolean;
-  approveCall(toolCallId: string, approved?: boolean, options?: { autoContinue?: boolean }): boolean;
+  /** With the `runId` of a call of a run: whether this answer was the first. Rejects with `CallFailed` when it is refused. */
+  answerCall(toolCallId: string, output: unknown, options: AnswerOptions & { error?: string; runId: string }): Promise<boolean>;
+  answerCall(toolCallId: string, output: unknown, options?: AnswerOptions & { error?: string; runId?: string }): Promise<boolean | undefined>;
+  approveCall(toolCallId: string, approved: boolean, options: AnswerOptions & { runId: string }): Promise<boolean>;
+  approveCall(toolCallId: string, approved?: boolean, options?: AnswerOptions & { runId?: string }): Promise<boolean | undefined>;
   retry(): void;
   /** Closes for good; what waits rejects with `ConnectionEnded`. */
   close(code?: number, reason?: string): void;

@@ -1,4 +1,4 @@
 export { agentPath, kebab } from "./address.js";
 export { AgentClient } from "./agent.js";
 export { CallFailed, ConnectionEnded, ConnectionLost, UsageError } from "./errors.js";
-export { applyAgentToolEvent, applyAgentToolEvents, emptyState, runsOf } from "./reducer.js";
+export { applyAgentToolEvent, applyAgentToolEvents, callsOfRuns, emptyState, runsOf } from "./reducer.js";

@@ -1,5 +1,5 @@
 import type { AgentClient, Options, Place, Snapshot } from "./index.js";
-import type { Run } from "./reducer.js";
+import type { Run, RunCall } from "./reducer.js";
 
 /** A client of an agent, from mount to unmount, with what it knows; null before the mount. */
 export function useAgentClient<State = unknown>(
@@ -17,6 +17,8 @@ export function useAgentToolEvents(options: { agent: Hears | null | undefined })
   runsById: Readonly<Record<string, Run>>;
   runsByToolCallId: Readonly<Record<string, Run[]>>;
   unboundRuns: readonly Run[];
+  /** What the runs, and all below them, wait for. */
+  waitingCalls: readonly RunCall[];
   getRunsForToolCall(toolCallId: string): Run[];
   resetLocalState(): void;
 };

@@ -4,7 +4,7 @@ import { useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore
 
 import { AgentClient } from "./agent.js";
 import { emptyChat } from "./chat.js";
-import { applyAgentToolEvents, emptyState, runsOf } from "./reducer.js";
+import { applyAgentToolEvents, callsOfRuns, emptyState, runsOf } from "./reducer.js";
 
 /** A client of an agent, from mount to unmount, with what it knows: `{client, ...snapshot}`. */
 export function useAgentClient(place, options) {
@@ -31,12 +31,14 @@ const NOTHING = {
   runs: emptyState(),
   chat: emptyChat(),
   loaded: false,
+  waitingCalls: [],
 };
 
 /**
  * The runs of an agent as they go. `agent` is anything with `addEventListener("message")`: a
  * client of this package, or what `useAgent` of the npm package `agents` gives. The call and
- * the result have the form of that package's hook of the same name.
+ * the result have the form of that package's hook of the same name; `waitingCalls`, what the
+ * runs and all below them wait for, is ours.
  */
 export function useAgentToolEvents({ agent }) {
   const [state, setState] = useState(emptyState);
@@ -62,7 +64,8 @@ export function useAgentToolEvents({ agent }) {
   const resetLocalState = useCallback(() => setState(emptyState()), []);
   return useMemo(() => {
     const { runsById, runsByToolCallId, unboundRuns } = state;
-    return { runsById, runsByToolCallId, unboundRuns, getRunsForToolCall, resetLocalState };
+    const tables = { runsById, runsByToolCallId, unboundRuns, waitingCalls: callsOfRuns(state) };
+    return { ...tables, getRunsForToolCall, resetLocalState };
   }, [state, getRunsForToolCall, resetLocalState]);
 }
 

@@ -39,12 +39,33 @@ export interface Run {
   milestones?: Milestone[];
 }
 
+/** A tool call that waits for an answer. */
+export interface WaitingCall {
+  toolCallId: string;
+  toolName: string;
+  /** `input-available` wants a result, `approval-requested` a yes or a no. */
+  state: string;
+  input?: unknown;
+  /** In place of an input that is too large to be told. */
+  inputShape?: unknown;
+  /** It may have been carried out already: a yes carries it out once more. */
+  uncertain?: boolean;
+  /** The run that asks, however far below; none where it is a call of the chat's own message. */
+  runId?: string;
+  [member: string]: unknown;
+}
+
+export interface RunCall extends WaitingCall {
+  runId: string;
+}
+
 /** The runs of one agent as a client has them. A value: an old one stays what it was. */
 export interface AgentToolEvents {
   readonly runsById: Readonly<Record<string, Run>>;
   /** By `order`, then by run id. */
   readonly runsByToolCallId: Readonly<Record<string, Run[]>>;
   readonly unboundRuns: readonly Run[];
+  readonly asked: Readonly<Record<string, readonly RunCall[]>>;
   readonly seen: unknown;
   /** Ends that came after a different end of the same run. */
   readonly protocolErrors: number;
@@ -58,6 +79,9 @@ export function applyAgentToolEvent(state: AgentToolEvents, frame: unknown): Age
 
 /** The same for many frames, at the cost of one. */
 export function applyAgentToolEvents(state: AgentToolEvents, frames: Iterable<unknown>): AgentToolEvents;
+
+/** The calls that runs, and all below them, wait for: each once. */
+export function callsOfRuns(state: AgentToolEvents): RunCall[];
 
 /** The runs that one tool call dispatched, in their stable order. */
 export function runsOf(state: AgentToolEvents, toolCallId: string): Run[];

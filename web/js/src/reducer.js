@@ -17,15 +17,17 @@ const MILESTONE = "data-agent-milestone";
 const table = (...from) => Object.assign(Object.create(null), ...from);
 
 /**
- * `runsById`, `runsByToolCallId` and `unboundRuns` are for readers; `seen` (run id to what was
- * taken of it: sequences as ranges, names of reports) and `protocolErrors` (a second, different
- * end of a run) are bookkeeping.
+ * `runsById`, `runsByToolCallId` and `unboundRuns` are for readers; `asked` (run id to the calls
+ * that it and all below it wait for), `seen` (run id to what was taken of it: sequences as
+ * ranges, names of reports) and `protocolErrors` (a second, different end of a run) are
+ * bookkeeping.
  */
 export function emptyState() {
   return {
     runsById: table(),
     runsByToolCallId: table(),
     unboundRuns: [],
+    asked: table(),
     seen: table(),
     protocolErrors: 0,
   };
@@ -111,7 +113,13 @@ class Draft {
       this.#moved.set(callOf(run), true);
       delete this.#writable("runsById").runsById[runId];
       delete this.#writable("seen").seen[runId];
+      this.asks(runId, []);
     }
+  }
+
+  asks(runId, calls) {
+    if (calls.length > 0) this.#writable("asked").asked[runId] = calls;
+    else if (runId in this.#state.asked) delete this.#writable("asked").asked[runId];
   }
 
   seen(runId, call) {
@@ -253,6 +261,15 @@ function chunk(draft, frame, event) {
   draft.see(event.runId, call, now);
   const run = withChunk(before, body);
   if (run !== before) draft.put(run);
+  if (body.type === PROGRESS && run.status === "running") asked(draft, run.runId, body.data);
+}
+
+/** Only these two reports say what a run waits for; all its others say nothing about that. */
+function asked(draft, runId, { phase, data } = {}) {
+  const calls = Array.isArray(data?.calls) ? data.calls : [];
+  const named = (call) => typeof call?.runId === "string" && typeof call.toolCallId === "string";
+  if (phase === "waiting") draft.asks(runId, calls.filter(named));
+  if (phase === "answered") draft.asks(runId, []);
 }
 
 const ENDS = {
@@ -274,8 +291,10 @@ function ended(draft, event) {
   for (const [name, value] of Object.entries(ENDS[event.kind](event))) {
     if (value !== undefined) run[name] = value;
   }
-  if (before.status === "running") draft.put(run);
-  else if (before.status !== run.status) draft.wrong();
+  if (before.status === "running") {
+    draft.put(run);
+    draft.asks(run.runId, []);
+  } else if (before.status !== run.status) draft.wrong();
 }
 
 function apply(draft, frame) {
@@ -298,6 +317,19 @@ export function applyAgentToolEvents(state, frames) {
 /** The state after `frame`; `state` itself when the frame changes nothing. */
 export function applyAgentToolEvent(state, frame) {
   return applyAgentToolEvents(state, [frame]);
+}
+
+/**
+ * The calls that runs wait for, their own and those of all below them, each once and with the
+ * `runId` of the run that asks.
+ */
+export function callsOfRuns(state) {
+  const found = new Map();
+  for (const call of Object.values(state.asked).flat()) {
+    const key = JSON.stringify([call.runId, call.toolCallId]);
+    if (!found.has(key)) found.set(key, call);
+  }
+  return [...found.values()];
 }
 
 /** The runs that one tool call dispatched, in their stable order. */
