@@ -274,7 +274,7 @@ test("a state that the server refuses is not ours", async (t) => {
   const setting = client.setState(2);
   await settle();
   const [state, fence] = wire.sent;
-  assert.deepEqual(state, { type: "cf_agent_state", state: 2 });
+  assert.deepEqual(state, { type: "cf_agent_state", state: 2, echo: true });
   wire.say({ type: "cf_agent_state_error", error: "not that" });
   wire.say({ type: "rpc", id: fence.id, success: false, error: "no such method" });
 

@@ -80,6 +80,19 @@ test("a state that one sets is the state of all", options, async (t) => {
   await when(two, "the state", ({ state }) => state.n === 7);
 });
 
+test("clients that set the state at one time end with the same", options, async (t) => {
+  const name = fresh("race");
+  const all = [1, 2, 3].map(() => open(t, "Supervisor", name));
+  await Promise.all(all.map(({ ready }) => ready));
+  const states = () => all.map(({ state }) => state.n);
+
+  for (let n = 1; n < 60; n += 2) {
+    await Promise.all([all[0].setState({ n }), all[1].setState({ n: n + 1 })]);
+    await Promise.all(all.map((client) => client.call("ping", ["after it"])));
+    assert.equal(new Set(states()).size, 1, `${states()}`);
+  }
+});
+
 test("an agent below is reached by its steps, where a gate lets it be", options, async (t) => {
   const name = fresh("below");
   const note = await open(t, "Supervisor", name, { place: `${URL_GIVEN}/desk/${name}/sub/note/a%2Fb` }).ready;

@@ -178,6 +178,26 @@ async def test_state_is_followed_and_set():
             await one.until(lambda a: a.state == {"n": 8})
 
 
+async def test_clients_that_set_the_state_at_one_time_end_with_the_same():
+    async with (
+        running() as server,
+        connect(server.url()) as one,
+        connect(server.url()) as two,
+        connect(server.url()) as looker,
+    ):
+        events = one.events()
+        for n in range(0, 60, 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one.set_state, {"n": n})
+                nursery.start_soon(two.set_state, {"n": n + 1})
+            for agent in (one, two, looker):
+                await agent.caught_up()
+            assert one.state == two.state == looker.state
+        seen = [await anext(events) for _ in range(60)]
+        mine = [e.state["n"] for e in seen if e.source == "client"]
+        assert mine == list(range(0, 60, 2))
+
+
 async def test_a_state_that_is_refused_is_told_and_taken_back():
     async with running() as server:
         async with connect(server.url()) as agent:

@@ -415,7 +415,6 @@ async def test_a_state_that_is_cancelled_or_refused_is_what_it_was_before() -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(agent.set_state, "mine")
             await server.hears("rpc")
-            assert agent.state == "mine"
             nursery.cancel_scope.cancel()
         assert agent.state == "before"
         async with trio.open_nursery() as nursery:

@@ -142,6 +142,10 @@ def client_state(node: Node, conn: Connection, frame: client.State) -> None:
         if conn.readonly:
             raise Refused(READONLY)
         node.agent._take_state(msgspec.json.decode(frame.state), conn)
+        current = node.agent._stored_state()
+        if frame.echo and current is not None:
+            # in its place among those of others: only so does a client end with the last
+            conn.say(frames.state(current, echo=True))
     except BaseException as error:  # the check of a state is its author's code
         if is_stop(error):
             raise

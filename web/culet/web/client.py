@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import ssl as tls
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, final, overload
 
-import msgspec
 import trio
 
 from culet.kernel import AgentToolEvents
@@ -23,7 +22,6 @@ from culet.kernel.clock import Chance
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CallFailed, ConnectionLost, Refused, UsageError
 
-from . import client_events as told
 from .client_answer import Answer
 from .client_calls import CallStream, encoded
 from .client_chat import approval_frame, result_frame, waiting_calls
@@ -212,30 +210,20 @@ class RemoteAgent:
             raise
 
     async def set_state(self, state: Any) -> None:
-        """Set the agent's state; returns when the server has it.
+        """Set the agent's state; returns when the server has it, and `state` shows it.
 
+        Of several clients that set it at one time, all end with the one that came last.
         Raises `Refused` when it would not, `ConnectionLost` when nobody knows: then
         `state` tells after the reconnect.
         """
-        frame = encoded({"type": "cf_agent_state", "state": state})
-        copy = msgspec.json.decode(frame)["state"]
+        frame = encoded({"type": "cf_agent_state", "state": state, "echo": True})
         mirror = self._mirror
         async with self._state_lock:
             mirror.state_error = None
-            before, mirror.state = mirror.state, copy
-            try:
+            with suppress(CallFailed):  # as it must: there is no such method
                 await self._calls.call(_FENCE, (), Any, before=frame)
-            except CallFailed:
-                pass  # as it must: there is no such method
-            except BaseException:
-                if mirror.state is copy:
-                    mirror.state = before
-                raise
             if mirror.state_error is not None:
-                if mirror.state is copy:
-                    mirror.state = before
                 raise Refused(mirror.state_error)
-        mirror.tell(told.StateChanged(state=copy, source="client"))
 
     # ---- chat
 

@@ -167,7 +167,10 @@ class Mirror:
         if self._state_follows:
             self._state_follows = False
             self._greeted()
-        self.tell(told.StateChanged(state=self.state))
+        own = frame.get("echo") is True
+        self.tell(
+            told.StateChanged(state=self.state, source="client" if own else "server")
+        )
 
     def _on_state_error(self, frame: Json) -> None:
         self.state_error = str(frame.get("error"))

@@ -200,7 +200,8 @@ export class AgentClient extends EventTarget {
 
   /** Sets the agent's state; rejects with `CallFailed` when the server refuses it. */
   async setState(state) {
-    const frame = { type: "cf_agent_state", state };
+    // The echo comes in its place among the states of others: all end with the last one.
+    const frame = { type: "cf_agent_state", state, echo: true };
     let refused = null;
     const listen = ({ detail }) => (refused = detail);
     this.addEventListener("state-error", listen);
@@ -212,7 +213,6 @@ export class AgentClient extends EventTarget {
       this.removeEventListener("state-error", listen);
     }
     if (refused !== null) throw new CallFailed(refused);
-    this.#change({ state: JSON.parse(JSON.stringify(state)) });
   }
 
   #request(method, args, { before, ...options }) {

@@ -27,9 +27,10 @@ class Rpc(msgspec.Struct, frozen=True, tag="rpc"):
 
 
 class State(msgspec.Struct, frozen=True, tag="cf_agent_state"):
-    """A client's new state, as JSON."""
+    """A client's new state, as JSON. With `echo` it wants to be told as the others are."""
 
     state: msgspec.Raw
+    echo: bool = False
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):

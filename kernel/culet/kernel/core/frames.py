@@ -221,9 +221,10 @@ def identity(name: str, agent: str, *, state_follows: bool = False) -> str:
     return _frame("cf_agent_identity", {"name": name, "agent": agent, **follows})
 
 
-def state(state_json: str) -> str:
-    """Return the agent's state."""
-    return f'{{"type":"cf_agent_state","state":{state_json}}}'
+def state(state_json: str, *, echo: bool = False) -> str:
+    """Return the agent's state; `echo`: to the client that has just set it."""
+    mark = ',"echo":true' if echo else ""
+    return f'{{"type":"cf_agent_state","state":{state_json}{mark}}}'
 
 
 def state_error(error: str) -> str:
