@@ -433,6 +433,28 @@ async def test_a_state_that_is_cancelled_or_refused_is_what_it_was_before() -> N
         assert agent.state == "theirs"
 
 
+async def test_what_is_said_to_an_answer_that_nobody_waits_for_is_not_the_next_one_s() -> (
+    None
+):
+    async with talking() as (server, agent):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(agent.approve_call, "c", run_id="r"))
+            await server.hears("cf_agent_tool_approval")
+            nursery.cancel_scope.cancel()
+        said: list[bool | None] = []
+
+        async def second() -> None:
+            said.append(await agent.approve_call("c", False, run_id="r"))
+
+        told = {"type": "cf_agent_run_answer", "runId": "r", "toolCallId": "c"}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(second)
+            await server.hears("cf_agent_tool_approval")
+            await server.say({**told, "accepted": True}, {**told, "accepted": False})
+        assert said == [False]
+        assert agent._mirror.questions._pending == {}
+
+
 async def test_a_message_is_taken_back_while_there_is_no_socket() -> None:
     async with talking() as (server, agent):
         server.accepts = False

@@ -343,10 +343,9 @@ class RemoteAgent:
         try:
             return await pending.wait()
         except trio.Cancelled:
-            self._line.retract(pending.item)
-            raise
-        finally:
-            questions.forget(run_id, call_id, pending)
+            if self._line.retract(pending.item):
+                questions.forget(run_id, call_id, pending)
+            raise  # one that was sent keeps its place: what is said to it is not the next's
 
     async def stop(self, request_id: str | None = None) -> None:
         """Stop a turn; without an id all that are under way."""
