@@ -91,6 +91,7 @@ class Metrics:
     # ---- events
 
     def _hears(self) -> dict[str, Callable[..., None]]:
+        asked, failed = map(self._rpc.labels, ("asked", "failed"))
         hears: dict[str, Callable[..., None]] = {
             "run:transition": self._on_transition,
             "run:give_up": lambda *_: self._given_up.inc(),
@@ -103,8 +104,8 @@ class Metrics:
             "failure": self._on_failure,
             "connect": lambda *_: self._sockets.labels("opened").inc(),
             "disconnect": lambda *_: self._sockets.labels("closed").inc(),
-            "rpc": lambda *_: self._rpc.labels("asked").inc(),
-            "rpc:error": lambda *_: self._rpc.labels("failed").inc(),
+            "rpc": lambda *_: asked.inc(),
+            "rpc:error": lambda *_: failed.inc(),
             "effect:end": self._on_effect,
             "effect:uncertain": self._on_effect,
         }

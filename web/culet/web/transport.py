@@ -2,11 +2,11 @@
 
 `websockets`' sans-io protocol does the handshake, incoming frames and control frames;
 outgoing messages are framed once per blob and shared (`framing`). An agent's task never
-touches a socket: what it pushes makes the connection *dirty*, and the `Wire`, one task
-for all connections, gives each dirty one a single non-blocking write. A client that does
-not take it all is left to its own sender task, which belongs to the connection and can be
-cancelled. One more task looks after time: pings, idle and slow clients. So nothing here
-costs a task, an event or a timer per frame.
+touches a socket: what it pushes makes the connection *dirty*, and the `Wire`, one for all
+connections, gives each dirty one a single non-blocking write at the end of the pass of the
+loop. A client that does not take it all is left to its own sender task, which belongs to
+the connection and can be cancelled. One more task looks after time: pings, idle and slow
+clients. So nothing here costs a task, an event or a timer per frame.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .session import Session
 log = logging.getLogger("culet.web")
 RECEIVE_BYTES: Final = 64 << 10
 _DATA: Final = frozenset((Opcode.TEXT, Opcode.BINARY, Opcode.CONT))
+FEW: Final = 8  # dirty connections that are written to at the end of a pass
 LAST_S: Final = 1.0  # for the last words of a connection
 _QUIET: Final = logging.getLogger("culet.web.websocket")
 _QUIET.setLevel(logging.WARNING)  # it would log each opening and closing
@@ -44,6 +45,10 @@ def new_protocol(limits: Limits) -> ServerProtocol:
         logger=_QUIET,
         select_subprotocol=lambda _self, offered: offered[0] if offered else None,
     )
+
+
+def _nothing() -> None:
+    """What it takes to have the loop look at its tasks once more."""
 
 
 def _write(fd: int, data: bytes | memoryview) -> int:
@@ -62,9 +67,22 @@ def _write_nothing(fd: int, data: bytes | memoryview) -> int:
 _write_now = _write if os.name == "posix" else _write_nothing
 
 
+def _read(fd: int) -> bytes | None:
+    """Read what has arrived, b"" at the end; None when nothing has."""
+    try:
+        return os.read(fd, RECEIVE_BYTES)
+    except BlockingIOError:
+        return None
+
+
 @final
-class Wire:
-    """What the connections of one server share: the flush, the clock, the counts."""
+class Wire(trio.abc.Instrument):
+    """What the connections of one server share: the flush, the clock, the counts.
+
+    A few dirty connections are written to where the pass ends, by the loop itself: a task
+    that was woken for it would write a whole pass later. A crowd is the task's work, in
+    slices.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -75,21 +93,43 @@ class Wire:
 
     def ready(self, link: Link) -> None:
         """There is something to write to this connection. Never blocks."""
-        if not self._dirty:
-            self._any.set()
         self._dirty[link] = None
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Write what the pass has pushed; trio calls this when all tasks have run.
+
+        The time that it will wait is settled by now, so whoever is woken here needs one
+        more nudge.
+        """
+        if not self._dirty:
+            return
+        if len(self._dirty) <= FEW:
+            self._few()
+        if self._dirty and not self._any.is_set():
+            self._any.set()
+            trio.lowlevel.current_trio_token().run_sync_soon(_nothing)
+
+    def _few(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for link in dirty:
+            if not link.flush_now():
+                self._dirty[link] = None
 
     async def flush(self) -> None:
         """Write to whoever has something: once for all that a pass has pushed."""
         wake_slice = self.limits.wake_slice
-        while True:
-            await self._any.wait()
-            self._any = trio.Event()
-            dirty, self._dirty = self._dirty, {}
-            for number, link in enumerate(dirty, 1):
-                link.flush()
-                if number % wake_slice == 0:
-                    await trio.lowlevel.checkpoint()
+        trio.lowlevel.add_instrument(self)
+        try:
+            while True:
+                await self._any.wait()
+                self._any = trio.Event()
+                dirty, self._dirty = self._dirty, {}
+                for number, link in enumerate(dirty, 1):
+                    link.flush()
+                    if number % wake_slice == 0:
+                        await trio.lowlevel.checkpoint()
+        finally:
+            trio.lowlevel.remove_instrument(self)
 
     async def keep(self) -> None:
         """Ping the quiet, cut the idle, the slow and those that will not close."""
@@ -214,7 +254,7 @@ class Link:
 
     async def _receive(self, connection: Connection) -> None:
         """Take what arrives until the stream ends or both sides have closed."""
-        protocol, stream = self._protocol, self._stream
+        protocol = self._protocol
         while True:
             self._take(connection)
             if protocol.eof_sent:
@@ -222,13 +262,24 @@ class Link:
                 return
             await connection.room()
             try:
-                data = await stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = await self._arrived()
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 return
             self._heard_at = trio.current_time()
             if not data:
                 return
             protocol.receive_data(data)
+
+    async def _arrived(self) -> bytes:
+        """Return what came, b"" at the end: waits first, since mostly nothing has yet."""
+        socket = self._socket
+        if os.name != "posix":
+            return await self._stream.receive_some(RECEIVE_BYTES)
+        while True:
+            await trio.lowlevel.wait_readable(socket)
+            data = _read(socket.fileno())
+            if data is not None:
+                return data
 
     def _take(self, connection: Connection) -> None:
         """Hand over the messages that are complete; keep control frames to send."""
@@ -270,6 +321,18 @@ class Link:
         connection.received(message)
 
     # ---- out
+
+    def flush_now(self) -> bool:
+        """Write where the pass ends; False when a task has to look at this one.
+
+        Reading a page of replay is no work for that place.
+        """
+        if self._blocked:
+            return True
+        if self.session is not None and self.session.hungry:
+            return False
+        self.flush()
+        return not self._blocked and not self._why
 
     def flush(self) -> None:
         """Write once, without blocking, all that may leave."""
