@@ -23,8 +23,8 @@ HEAD: Final = """# Rules and their tests
 Made by `python tests/matrix.py` from the marks `@pytest.mark.rule(…)` and from
 `tests/rules.txt`, which says which rules there are; do not edit.
 F: facets (three digits) and faults (two), T, C and B: agent tools and chat, I:
-invariants, G: goals, HB: cases from the field, kernel-mini: flaws found while the
-kernel was small. *Open* is what nobody has worked on yet, *aside* what the design chose
+invariants, G: goals, HB: cases from the field, W: the wire, kernel-mini: flaws found
+while the kernel was small. *Open* is what nobody has worked on yet, *aside* what the design chose
 to do otherwise, *later* what is not in this version.
 """
 

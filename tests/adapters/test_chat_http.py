@@ -104,6 +104,21 @@ async def test_who_leaves_stops_nothing_and_goes_on_where_it_began(
         assert (await send(test, "GET", "/chat/any/stream")).status == 204
 
 
+@pytest.mark.rule("W-094")
+@pytest.mark.parametrize("chat", ["any", "the/chat", "the%2Fchat", "a//b", "chat"])
+async def test_the_name_of_a_chat_is_the_clients_own_in_whatever_form(
+    chat: str, clock: object
+) -> None:
+    """Older clients put it in as it is; any answer but 200 and 204 is an error to them."""
+    async with kernel() as test:
+        assert (await send(test, "GET", f"/chat/{chat}/stream")).status == 204
+        asked = await send(test, "POST", "/chat", question("hi"))
+        events = await read(await send(test, "GET", f"/chat/{chat}/stream"))
+        assert text(events) == "".join(WORDS)
+        assert not isinstance(asked.body, bytes)
+        await closed(asked.body)
+
+
 async def test_it_goes_on_over_a_crash_of_the_process(clock: object) -> None:
     async with kernel() as test:
         await read(await send(test, "POST", "/chat", question("hi")), until=3)
@@ -185,7 +200,7 @@ async def test_what_is_no_question_is_refused(
         if status == 200:
             await read(response)
         for method, leaf in (("GET", "/chat"), ("POST", "/chat/a/stream"),
-                             ("GET", "/chat/a/stop"), ("GET", "/chat/a/b/stream")):  # fmt: skip
+                             ("GET", "/chat/a/stop"), ("GET", "/chat/stream")):  # fmt: skip
             assert (await send(test, method, leaf)).status == 404
 
 

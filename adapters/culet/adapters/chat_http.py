@@ -79,7 +79,9 @@ async def answer(chat: Chat, request: Request) -> Response | None:
     match (request.method, words):
         case ("POST", [*_, "chat"]):
             return await _asked(chat, request)
-        case ("GET", [*_, "chat", _name, "stream"]):
+        case ("GET", [*_, "stream"]) if "chat" in words[:-2]:
+            # Older clients send the chat's id as it is, slashes and all; they take any
+            # other answer than 200 and 204 for an error.
             found = _wanted(chat, request.query.get("turn"))
             return Response(b"", 204) if found is None else _events(chat, found)
         case ("POST", [*_, "chat", _name, "stop"]) if not _is_json(request):

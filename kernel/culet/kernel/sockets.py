@@ -23,7 +23,7 @@ from .calls import Final as RpcFinal
 from .calls import Method, iterate
 from .core import clientframes as client
 from .core import frames
-from .core.limits import TAG_MAX, TAGS_MAX
+from .core.limits import CLOSE_REASON_BYTES, TAG_MAX, TAGS_MAX
 from .errors import (
     CuletError,
     FacetAborted,
@@ -46,6 +46,10 @@ log = logging.getLogger("culet.kernel")
 _encode = msgspec.json.Encoder().encode
 # their texts hold file names, queries, and what other agents raised
 _PRIVATE: Final = (StorageError, FacetBroken, InternalError)
+# 1004, 1005 and 1006 are reserved, as is the rest below 3000
+CLOSE_CODES: Final = frozenset(
+    (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
+)
 _ANSWERS: Final = (client.ToolResult, client.ToolApproval)
 Work = tuple[Node, Ambient, Callable[..., Any], Any]
 
@@ -67,6 +71,19 @@ def message_blob(message: str | bytes) -> Blob:
     return Blob(message)
 
 
+def close_words(code: int, reason: str) -> tuple[int, str]:
+    """Return code and reason as a close frame carries them.
+
+    Raises `UsageError` for a code that is reserved. In a transport it would end the
+    connection without any code, and a client that was to stay away would come back.
+    """
+    if not isinstance(code, int) or code not in CLOSE_CODES:
+        msg = f"a close frame carries 1000 to 1014 or 3000 to 4999, not {code!r:.40}"
+        raise UsageError(msg)
+    words = reason.encode(errors="replace")[:CLOSE_REASON_BYTES]
+    return int(code), words.decode(errors="ignore")
+
+
 def check_tags(tags: Sequence[str]) -> Sequence[str]:
     """Return the tags of a connection; raises `UsageError` for what cannot be one."""
     if len(tags) > TAGS_MAX:
@@ -81,7 +98,9 @@ def check_tags(tags: Sequence[str]) -> Sequence[str]:
 
 @final
 class Connection:
-    """One client, as an agent sees it. `send` and `close` never block and never raise.
+    """One client, as an agent sees it. `send` and `close` never block.
+
+    They raise `UsageError` for what cannot be sent at all, and nothing else.
 
     `id` is a label that the client chose and may repeat; `uri`, `identity` and `tags`
     are fixed when it connects; `state` is whatever `set_state` put there, for as long as
@@ -146,9 +165,13 @@ class Connection:
         self.push(message_blob(message), self._tree.barrier.count)
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close after what was sent before. `reason` is at most 123 bytes."""
+        """Close after what was sent before; `reason` is cut to 123 bytes of UTF-8.
+
+        Raises `UsageError` for a code that no close frame may carry.
+        """
+        code, reason = close_words(code, reason)
         if not self.gone:
-            self._peer.close(code, reason[:120], self._tree.barrier.count)
+            self._peer.close(code, reason, self._tree.barrier.count)
 
     def set_state(self, value: Any) -> None:
         """Keep a value with this connection; a function gets the previous value."""

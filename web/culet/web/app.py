@@ -119,7 +119,9 @@ def install(
         if not gateway.owns(path):
             return None
         if not gateway.ready:
-            return QuartResponse("not ready\n", 503, {"retry-after": "1"})
+            return QuartResponse(
+                "not ready\n", 503, {"retry-after": "1", **gateway.cors}
+            )
         asked = kernel_request(current_request, path, gateway.limits)
         return quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
 
@@ -222,7 +224,7 @@ class _Host:
 def _add_inspector(app: QuartTrio, gateway: Gateway, may: Inspect) -> None:
     if app.extensions.get(INSPECTOR) is not None:
         raise UsageError("the app has an inspector already")
-    if gateway.owns(f"{PATH}/"):
+    if gateway.owns(f"{PATH}/class/name"):
         raise UsageError(f"agents are installed under {gateway.prefix!r}, as {PATH}")
     inspector = app.extensions[INSPECTOR] = Inspector(gateway, may)
 

@@ -102,8 +102,13 @@ class Gateway:
     # ---- the steps
 
     def owns(self, raw_path: str) -> bool:
-        """Whether a raw path is under the agents' prefix."""
-        return raw_path.startswith(self._lead)
+        """Whether a raw path is under the agents' prefix, and long enough to name one.
+
+        What is shorter is the app's, as is all that lies elsewhere.
+        """
+        if not raw_path.startswith(self._lead):
+            return False
+        return len([p for p in raw_path[len(self._lead) :].split("/") if p]) >= 2
 
     def parse(self, raw_path: str) -> ParsedPath:
         """Read a path under the prefix. Raises `UsageError` or `NotFound`."""

@@ -89,7 +89,7 @@ async def route_sub_agent_request(
     )
     gateway = _gateway(kernel)
     if not gateway.ready:
-        return QuartResponse("not ready\n", 503, {"retry-after": "1"})
+        return QuartResponse("not ready\n", 503, {"retry-after": "1", **gateway.cors})
     asked = kernel_request(
         request, path, gateway.limits, query=query, identity=identity
     )

@@ -18,6 +18,7 @@ SUBMISSIONS_PAGE: Final = 100  # of a chat, listed or forgotten at once
 SUBMISSIONS_MAX: Final = 500  # when somebody asks for more
 TAGS_MAX: Final = 9  # of a connection, besides its id
 TAG_MAX: Final = 256  # code points of one
+CLOSE_REASON_BYTES: Final = 123  # of a close frame, which holds its code besides
 CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire
 CRON_TEXT_MAX: Final = 256  # characters of a cron expression
 DELAY_MAX_S: Final = 1e10  # of a schedule: some 300 years
