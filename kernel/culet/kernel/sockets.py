@@ -71,6 +71,11 @@ def message_blob(message: str | bytes) -> Blob:
     return Blob(message)
 
 
+def close_reason(text: str) -> str:
+    """Return what of a text fits into a close frame."""
+    return text.encode(errors="replace")[:CLOSE_REASON_BYTES].decode(errors="ignore")
+
+
 def close_words(code: int, reason: str) -> tuple[int, str]:
     """Return code and reason as a close frame carries them.
 
@@ -80,8 +85,7 @@ def close_words(code: int, reason: str) -> tuple[int, str]:
     if not isinstance(code, int) or code not in CLOSE_CODES:
         msg = f"a close frame carries 1000 to 1014 or 3000 to 4999, not {code!r:.40}"
         raise UsageError(msg)
-    words = reason.encode(errors="replace")[:CLOSE_REASON_BYTES]
-    return int(code), words.decode(errors="ignore")
+    return int(code), close_reason(reason)
 
 
 def check_tags(tags: Sequence[str]) -> Sequence[str]:
