@@ -22,6 +22,7 @@ import trio
 
 from .core import frames
 from .core.run import AgentToolRun, Status, default_error
+from .core.status import ended_by
 from .errors import FacetAborted, StorageError
 from .ports import Blob
 from .sql import end_stale
@@ -162,7 +163,7 @@ class TurnView:
             text = end.error or default_error(end.status, end.reason)
             outcome = "error"
         elif end.status == "aborted":
-            outcome = "aborted"
+            outcome = "skipped" if ended_by(end) == "skipped" else "aborted"
         return [
             frames.chat_response(
                 self.stream,

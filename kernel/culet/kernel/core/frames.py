@@ -37,8 +37,8 @@ from culet.kernel.core.clientframes import ToolResult as ToolResult
 from culet.kernel.core.clientframes import decode_client_frame as decode_client_frame
 from culet.kernel.core.run import Status, default_error
 
-StopReason = Literal["idle", "continuation-owned"]
-Outcome = Literal["completed", "aborted", "error", "skipped", "recovering"]
+StopReason = Literal["idle"]
+Outcome = Literal["aborted", "error", "skipped"]
 
 _encoder: Final = msgspec.json.Encoder()
 MCP_SERVERS: Final = (
