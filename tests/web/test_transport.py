@@ -137,13 +137,17 @@ async def test_bytes_after_an_upgrade_harm_nobody(extra: bytes, path: str) -> No
 
 @pytest.mark.parametrize(
     ("good", "bad_one"),
-    [(b"Host: x", b"Host x"), (b"Upgrade: websocket", b"Upgrade: websocket, web\xf3")],
-    ids=["no colon", "no text"],
+    [
+        (b"Host: x", b"Host x"),
+        (b"Upgrade: websocket", b"Upgrade: websocket, web\xf3"),
+        (b"dGhlIHNhb", b"dGhlIH\xcehb"),
+    ],
+    ids=["no colon", "no text", "a key that is no text"],
 )
 async def test_a_broken_handshake_is_answered_in_http(
-    good: bytes, bad_one: bytes
+    good: bytes, bad_one: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Found by `fuzz wire`: the protocol hangs up by itself, or quotes what is no text."""
+    """Found by fuzzing: the protocol hangs up, quotes what is no text, or stumbles."""
     assert good in upgrade()
     broken = upgrade().replace(good, bad_one)
     async with serving() as server, raw(server, broken) as bad:
@@ -151,6 +155,7 @@ async def test_a_broken_handshake_is_answered_in_http(
             assert (await bad.stream.receive_some(100)).startswith(b"HTTP/1.1 400")
         async with server.connect() as client:
             await client.hello()
+    assert not [r for r in caplog.records if r.exc_info]
 
 
 async def test_an_upgrade_on_a_kept_alive_connection_harms_nobody() -> None:
