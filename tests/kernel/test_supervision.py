@@ -434,3 +434,30 @@ async def test_many_addresses_that_break_fill_no_memory(clock: object) -> None:
             await settle()
         names = [name for _, _, name in tree_of(test).supervision.records]
         assert names == ["k4", "k5", "k6", "k7", "k8"]
+
+
+@pytest.mark.rule("F-315")
+async def test_a_tree_whose_records_all_fail_does_not_make_the_kernel_hot(
+    clock: object,
+) -> None:
+    """What is owed wakes it each time; it rests longer each time, and heals at once."""
+    async with opened() as test:
+        root = await top(test)
+        await root.ping()
+        await agent_at(test).schedule(5, "alarm")
+        restarts: list[float] = []
+
+        def restarted(*_: object) -> None:
+            restarts.append(trio.current_time())
+            if len(restarts) > 500:  # hot: time stands still, so let it end
+                test.faults.fail_record(10_000)
+
+        test.kernel.subscribe("restart", restarted)
+        test.faults.fail_record(stay=True)
+        await test.advance(60)
+        assert 5 <= len(restarts) <= 30
+        gaps = [b - a for a, b in itertools.pairwise(restarts)]
+        assert gaps[-1] > gaps[0]
+        test.faults.fail_record(10_000)
+        await test.advance(10)
+        assert rows(tree_of(test), "SELECT 1 FROM job") == []

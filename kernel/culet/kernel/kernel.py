@@ -43,6 +43,7 @@ from .pace import Pace
 from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .stall import Stall
+from .supervise import TreeFailures
 from .tracing import NoTracer, Tracer
 from .tree import Tree
 
@@ -89,6 +90,7 @@ class Kernel:
         self._locked: dict[TreeKey, StorageBusy] = {}  # when last opened
         self._doomed: dict[TreeKey, trio.Event] = {}  # until its folder is gone
         self._broken: dict[TreeKey, BaseException] = {}
+        self._failures = TreeFailures(limits, chance)
         self._sleeping: dict[TreeKey, int | None] = {}
         self._sleepers_changed = trio.Event()
         self._waking = 0  # sleeping roots that are being opened, because they are due
@@ -408,18 +410,25 @@ class Kernel:
         self.emit("restart", None, tree.key, None)
         if self.closing:
             return
+        rest_ms = self._failures.again_ms(tree.key)
+        if rest_ms:
+            self._look_later(tree.key, rest_ms)
+            return
         try:
             await self.open_root(tree.key, create=False)
         except (NotFound, StorageFull, StorageBusy) as error:
             # nothing of it was durable; or there may be room, or no lock, the next time
             self.report("storage", None, error, name=f"restart of {tree.key}")
             if not isinstance(error, NotFound):  # nobody may come, and it owes things
-                wait_ms = int(self.limits.backoff_base_s * 1000)
-                self._sleeping.setdefault(tree.key, self.clock.now_ms() + wait_ms)
-                self._sleepers_changed.set()
+                self._look_later(tree.key, int(self.limits.backoff_base_s * 1000))
         except Exception as error:
             self._broken[tree.key] = error
             self.report("storage", None, error, name=f"restart of {tree.key}")
+
+    def _look_later(self, key: TreeKey, wait_ms: int) -> None:
+        """Open a tree then, unless somebody comes before: it may owe things."""
+        self._sleeping.setdefault(key, self.clock.now_ms() + wait_ms)
+        self._sleepers_changed.set()
 
     # ---- from outside
 

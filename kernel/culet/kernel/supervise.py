@@ -10,7 +10,8 @@ Failures in a row make the next start wait, longer each time, by the back-off of
 After `limits.restart_attempts` of them the agent rests: who calls it is refused at once,
 and one start is tried each `limits.restart_rest_s`. A life that has lasted for
 `limits.restart_calm_s`, and a delete, begin the count anew. The counts are of this
-process: another one knows nothing against the agent.
+process: another one knows nothing against the agent. A tree whose storage fails again and
+again rests likewise between two restarts; whoever comes meanwhile opens it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING, final
 import msgspec
 import trio
 
+from .clock import Chance
 from .core.job import Retry, next_try
+from .core.limits import Limits
 from .errors import ChildDidNotStop, FacetBroken
 from .events import Restarted
 from .node import Ambient, Node, State
+from .ports import TreeKey
 
 if TYPE_CHECKING:
     from .tree import Address, NodeRow, Tree
@@ -198,3 +202,26 @@ def _text(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:
         return type(error).__name__
+
+
+@final
+class TreeFailures:
+    """How often the storage of each tree failed, in a row, in this process."""
+
+    def __init__(self, limits: Limits, chance: Chance) -> None:
+        self._limits, self._chance = limits, chance
+        self._rows: dict[TreeKey, tuple[int, float]] = {}  # how often, and when last
+
+    def again_ms(self, key: TreeKey) -> int:
+        """One more failure: how long the tree rests now. The first time not at all."""
+        limits, now = self._limits, trio.current_time()
+        count, last = self._rows.pop(key, (0, now))
+        count = 1 if now - last >= limits.restart_calm_s else count + 1
+        self._rows[key] = (count, now)
+        if len(self._rows) > limits.failed_starts:
+            del self._rows[next(iter(self._rows))]
+        if count == 1:
+            return 0
+        retry = Retry(base_delay=min(limits.restart_base_s, limits.restart_max_s),
+                      max_delay=limits.restart_max_s)  # fmt: skip
+        return next_try(retry, count - 1, 0, self._chance.fraction())
