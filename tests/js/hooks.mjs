@@ -71,6 +71,26 @@ export function mount(useIt) {
   };
 }
 
+/** Renders an element until the test is over; gives the node that holds it. */
+export function mountNode(t, element) {
+  const holder = document.createElement("div");
+  document.body.append(holder);
+  const root = createRoot(holder);
+  root.render(element);
+  t.after(() => {
+    root.unmount();
+    holder.remove();
+  });
+  return holder;
+}
+
+/** How `until` looks at a node: whenever something below it has changed. */
+export const watched = (node) => (look) => {
+  const observer = new window.MutationObserver(look);
+  observer.observe(node, { subtree: true, childList: true, characterData: true });
+  return () => observer.disconnect();
+};
+
 /** Closes the document; without this its timers keep the process. */
 export function closeDocument() {
   dom.window.close();

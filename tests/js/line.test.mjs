@@ -4,6 +4,8 @@ import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 
 import { AgentClient, ConnectionEnded, UsageError } from "../../web/js/src/index.js";
+import { agentPath } from "../../web/js/src/address.js";
+import { askOverHttp } from "../../web/js/src/http.js";
 import { knownText, noted } from "../../web/js/src/attach.js";
 import { Line, isFinal, pauseBefore } from "../../web/js/src/line.js";
 
@@ -336,7 +338,7 @@ test("each module's types name what it exports", async () => {
   const exported = /export (?:declare )?(?:async )?(?:function|class|const) (\w+)/g;
   const again = /export \{([^}]*)\}/g;
   const modules = readdirSync(SOURCES).filter((name) => name.endsWith(".d.ts"));
-  assert.deepEqual(modules.sort(), ["chat.d.ts", "index.d.ts", "react.d.ts", "reducer.d.ts"]);
+  assert.deepEqual(modules.sort(), ["chat.d.ts", "http.d.ts", "index.d.ts", "react.d.ts", "reducer.d.ts"]);
   for (const name of modules.filter((one) => one !== "react.d.ts")) {
     const text = readFileSync(new URL(name, SOURCES), "utf8");
     const typed = [...text.matchAll(exported)].map(([, word]) => word);
@@ -352,4 +354,58 @@ test("who could never connect is told at once, not left waiting", () => {
   assert.throws(() => new AgentClient("/agents/desk/x", { WebSocket: Wire }), UsageError);
   assert.throws(() => new AgentClient({ agent: "Desk", name: "x" }, { WebSocket: Wire }), UsageError);
   for (const place of [whole, new URL(whole)]) new AgentClient(place, { WebSocket: Wire }).close();
+});
+
+test("a name that would be another address is refused, all others are what they are", () => {
+  for (const name of [".", "..", ""]) assert.throws(() => agentPath({ agent: "Desk", name }), UsageError);
+  for (const name of ["__proto__", "constructor", "a/../b", "%2e%2e", "...", "?#", "ü"]) {
+    const path = agentPath({ agent: "Desk", name, sub: [{ agent: "Pad", name }] });
+    const parts = new URL(path, "http://a").pathname.split("/");
+    assert.deepEqual([parts.length, ...[3, 6].map((at) => decodeURIComponent(parts[at]))], [7, name, name]);
+  }
+});
+
+/** A fetch that answers with these bytes, in these pieces, one list a request. */
+function linesOf(...answers) {
+  const asked = [];
+  const fetch = async (url, init) => {
+    asked.push([init.method ?? "GET", url.pathname + url.search]);
+    const pieces = answers.shift();
+    if (pieces === undefined || typeof pieces === "number") return new Response(pieces ? null : "no such turn", { status: pieces || 404 });
+    const body = new ReadableStream({
+      async pull(stream) {
+        const piece = pieces.shift();
+        if (piece) stream.enqueue(piece);
+        else stream.close();
+      },
+    });
+    return new Response(body, { headers: { "x-turn": "t/1" } });
+  };
+  return { asked, fetch };
+}
+const eventsOf = (chunks, eol = "\n") => new TextEncoder().encode(chunks.map((chunk) =>
+  `: a sign${eol}${eol}data: {no${eol}${eol}data: null${eol}${eol}event: x${eol}data: ${chunk === null ? "[DONE]" : JSON.stringify(chunk)}${eol}${eol}`).join(""));
+
+test("an answer over HTTP is read in any pieces, and from another line behind what is here", async () => {
+  const say = (delta) => ({ type: "text-delta", id: "t", delta });
+  const [first, whole] = [eventsOf([say("ä"), say("ö")]), eventsOf([say("ä"), say("ö"), say("ü"), null], "\r\n")];
+  const bytes = (all) => [...all].map((byte) => Uint8Array.of(byte));
+  const { asked, fetch } = linesOf(bytes(first).slice(0, -3), 503, bytes(whole));
+
+  const answer = await askOverHttp("http://a/agents/bot/x/?k=1", "hi", { fetch, chance: () => -2 });
+
+  const heard = [];
+  for await (const { delta } of answer) heard.push(delta);
+  assert.deepEqual([heard, answer.text, answer.outcome], [["ä", "ö", "ü"], "äöü", "completed"]);
+  const again = ["GET", "/agents/bot/x/chat/x/stream?k=1&turn=t%2F1"];
+  assert.deepEqual(asked, [["POST", "/agents/bot/x/chat?k=1"], again, again]);
+});
+
+test("a turn that is not kept any more is told, not read for ever", async () => {
+  for (const [status, code] of [[204, 4204], [0, 4404]]) {
+    const { fetch } = linesOf([eventsOf([{ type: "start" }])], status);
+    const answer = await askOverHttp("http://a/agents/bot/x", "hi", { fetch, chance: () => -2 });
+    await assert.rejects(answer.done(), { name: "ConnectionEnded", code });
+    assert.equal(answer.outcome, null);
+  }
 });

@@ -5,13 +5,16 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, test } from "node:test";
 
-import { closeDocument, mount, until } from "./hooks.mjs"; // first: it makes the document
+import { closeDocument, mount, mountNode, until, watched } from "./hooks.mjs"; // first: it makes the document
 import { cuttable } from "./cut.mjs";
 
 import { useAgentToolEvents as usePublishedEvents } from "agents/react";
+import { transform } from "esbuild";
+import React from "react";
 import WebSocket from "ws";
 
 import { AgentClient, CallFailed, ConnectionEnded, ConnectionLost, UsageError } from "culet";
+import { askOverHttp } from "culet/http";
 import { useAgentClient, useAgentToolEvents } from "culet/react";
 
 const URL_GIVEN = process.env.CULET_URL ?? "";
@@ -263,6 +266,43 @@ test("who comes later sees what is asked below, over sockets that are cut, and a
   await late.until(({ waitingCalls }) => waitingCalls.length === 0);
 });
 
+test("a question over plain HTTP is answered whole over lines that are cut, each chunk once", options, async (t) => {
+  const proxy = await cuttable(t, new URL(URL_GIVEN).host);
+  const place = { agent: "ChatBot", name: fresh("http"), host: `http://${proxy.host}` };
+  const answer = await askOverHttp(place, "hi", { chance: () => 0 });
+  const words = [];
+  let cuts = 0;
+  for await (const chunk of answer) {
+    if (chunk.type === "text-delta") words.push(chunk.delta);
+    if (words.length >= 8 * (cuts + 1) && cuts < 4) {
+      cuts += 1;
+      proxy.cut();
+    }
+  }
+
+  assert.deepEqual([cuts, words.join(""), answer.text, answer.outcome], [4, REPLY, REPLY, "completed"]);
+  assert.deepEqual(answer.parts.map(({ type }) => type), ["step-start", "text"]);
+});
+
+test("a loop over an answer may be left and begun again, and the turn goes on meanwhile", options, async (t) => {
+  const place = { agent: "ChatBot", name: fresh("left"), host: URL_GIVEN };
+  const answer = await askOverHttp(place, "hi", { chance: () => 0, query: async () => ({ a: "b" }), headers: { "x-a": "b" } });
+  for await (const { type } of answer) if (type === "text-delta") break;
+  assert.ok(answer.text.length < REPLY.length);
+  assert.equal(await answer.done(), REPLY);
+  assert.match(answer.turn, /./);
+
+  const failed = await askOverHttp(place, "fail");
+  await assert.rejects(failed.done(), CallFailed);
+  await assert.rejects(askOverHttp({ ...place, agent: "NoSuch" }, "hi"), { name: "ConnectionEnded", code: 4400 });
+  await assert.rejects(askOverHttp({ ...place, host: "http://127.0.0.1:1" }, "hi"), ConnectionLost);
+  const leave = new AbortController();
+  const stopped = await askOverHttp(place, "hi", { signal: leave.signal });
+  const reading = stopped.done();
+  leave.abort();
+  await assert.rejects(reading, { name: "AbortError" });
+});
+
 test("the hooks know what waits below", options, async (t) => {
   const name = fresh("hook");
   const tab = mount(() => {
@@ -312,17 +352,48 @@ test("the hooks show what the published hook shows, live, cut and mounted late",
   await tab.until("nothing", (value) => Object.keys(value.mine.runsById).length === 0);
 });
 
-test("the README's example runs", options, async () => {
-  const readme = readFileSync(new URL("../../web/js/README.md", import.meta.url), "utf8");
-  const [, block] = readme.match(/```js\n([\s\S]*?)```/);
-  const source = block.replace(/^import .*$/m, "").replace("https://example.org", URL_GIVEN);
-  const run = new (async () => {}).constructor("AgentClient", "render", "console", source);
+const README = readFileSync(new URL("../../web/js/README.md", import.meta.url), "utf8");
+const FENCE = "`".repeat(3);
+const blocksOf = (language) => README.split(`${FENCE}${language}\n`).slice(1).map((rest) => rest.split(FENCE)[0]);
+/** Runs an example of the README: what it imports is given, and the host is ours. */
+const runBlock = (source, given) => {
+  const code = source.replace(/^import .*$/gm, "").replace(/^export (?=function)/gm, "").replaceAll("https://example.org", URL_GIVEN);
+  return new (async () => {}).constructor(...Object.keys(given), code)(...Object.values(given));
+};
+
+test("the README's examples run", options, async () => {
   const [rendered, said] = [[], []];
+  const given = { AgentClient, askOverHttp, render: (...args) => rendered.push(args), console: { log: (...args) => said.push(...args) } };
+  const blocks = blocksOf("js");
+  assert.equal(blocks.length, 2);
 
-  await run(AgentClient, (...args) => rendered.push(args), { log: (item) => said.push(item) });
-
+  await runBlock(blocks[0], given);
   assert.deepEqual(said, [0, 1, 2]);
   assert.ok(rendered.length > 0);
+
+  await runBlock(blocks[1], given);
+  assert.deepEqual(said.slice(3, 6), ["start", "start-step", "text-start"]);
+  assert.deepEqual(said.slice(-2), [REPLY, "completed"]);
+});
+
+test("the README's component asks, shows what waits below, and answers it", options, async (t) => {
+  const [source] = blocksOf("jsx");
+  const { code } = await transform(source, { loader: "jsx" });
+  const Desk = await runBlock(`${code}; return Desk;`, { React, useAgentClient });
+  const place = { agent: "Chief", name: fresh("desk"), host: URL_GIVEN };
+  const shown = mountNode(t, React.createElement(Desk, { place }));
+  const press = async (text) => {
+    const button = () => [...shown.querySelectorAll("button")].find((one) => one.textContent === text);
+    await until(text, () => button() !== undefined, watched(shown));
+    button().click();
+  };
+  await until("a line", () => shown.querySelector("p")?.textContent === "open", watched(shown));
+
+  await press("Ask");
+  await press("pay: yes");
+
+  await until("the answer", () => /paid 1 times/.test(shown.textContent), watched(shown));
+  assert.equal(shown.querySelectorAll("button").length, 1);
 });
 
 const useNothing = { addEventListener() {}, removeEventListener() {} };

@@ -112,21 +112,8 @@ def test_use_chat_of_the_ai_sdk_works_over_plain_http(url: str) -> None:
 
 
 @needs_packages
-def test_what_a_typescript_author_writes_compiles() -> None:
-    done = subprocess.run(
-        [
-            NODE or "node",
-            "node_modules/typescript/bin/tsc",
-            "-p",
-            "types/tsconfig.json",
-        ],
-        cwd=JS,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_npm_package_is_whole_small_and_typed() -> None:
+    run_node("package.test.mjs")
 
 
 @needs_browser

@@ -1,6 +1,8 @@
 // What a TypeScript author writes must compile, and what is wrong must not.
-import { AgentClient, CallFailed, type Run } from "../../../web/js/src/index.js";
-import { useAgentClient, useAgentToolEvents } from "../../../web/js/src/react.js";
+import { AgentClient, CallFailed, type Run } from "culet";
+import { activeTurn, applyChatFrame, emptyChat } from "culet/chat";
+import { askOverHttp } from "culet/http";
+import { useAgentClient, useAgentToolEvents } from "culet/react";
 
 const client = new AgentClient<{ n: number }>({ agent: "Hub", name: "a", sub: [{ agent: "Writer", name: "w" }] });
 const n: number | undefined = client.state?.n;
@@ -34,10 +36,18 @@ async function decide(): Promise<boolean> {
   }
   return first.every((one) => one);
 }
+async function once(): Promise<string> {
+  const answer = await askOverHttp("/agents/bot/a", "hi", { headers: async () => ({ authorization: "Bearer t" }) });
+  for await (const chunk of answer) if (chunk.type === "text-delta") break;
+  const chat = applyChatFrame(emptyChat(), { type: "cf_agent_chat_clear" });
+  return `${await answer.done()} ${answer.outcome ?? "failed"} ${activeTurn(chat)?.phase}`;
+}
+// @ts-expect-error: an answer is made by asking
+export const made = (await import("culet/http")).HttpAnswer;
 // @ts-expect-error: only who names the run is told whether it was the first
 export const early: Promise<boolean> = client.approveCall("c", true);
 // @ts-expect-error: a state of another shape
 void client.setState({ m: 1 });
 // @ts-expect-error: no such status
 export const wrong: Run["status"] = "done";
-export const all = [n, pong, talk, decide];
+export const all = [n, pong, talk, decide, once];

@@ -1,5 +1,7 @@
 // Where an agent is: `/agents/CLASS/NAME`, and `/sub/CLASS/NAME` for each agent below. Pure.
 
+import { UsageError } from "./errors.js";
+
 /** `MyAgent` becomes `my-agent`, an all upper case name is lower-cased as one word. */
 export function kebab(name) {
   if (name === name.toUpperCase() && name !== name.toLowerCase()) {
@@ -12,7 +14,11 @@ export function kebab(name) {
     .replace(/-$/, "");
 }
 
-const hop = ({ agent, name }) => `${kebab(agent)}/${encodeURIComponent(name)}`;
+function hop({ agent, name }) {
+  // an address with these is another one: every reader of URLs goes up, or stays, encoded or not
+  if ([".", "..", ""].includes(name)) throw new UsageError(`${JSON.stringify(name)} cannot be in an address`);
+  return `${kebab(agent)}/${encodeURIComponent(name)}`;
+}
 
 /** The path of an agent, each name encoded once: `agentPath({agent, name, sub, prefix})`. */
 export function agentPath({ agent, name, sub = [], prefix = "/agents" }) {
@@ -28,4 +34,16 @@ export function addressOf(place, scheme, query = {}) {
     if (value !== null && value !== undefined) url.searchParams.set(field, value);
   }
   return url;
+}
+
+/** A URL or path as it is, `{host, agent, name, sub, prefix}` put together; or `UsageError`. */
+export function placeText(place) {
+  const steps = typeof place === "object" && "agent" in place;
+  const text = steps ? `${place.host ?? ""}${agentPath(place)}` : String(place);
+  try {
+    addressOf(text, "ws");
+  } catch {
+    throw new UsageError(`${text} is no address here: give \`host\`, or a whole URL`);
+  }
+  return text;
 }

@@ -5,7 +5,7 @@
 // are asked again, because nobody knows what was missed: is a turn running (resume), what is
 // stored (history), and, when both are known, whether a question ever arrived.
 
-import { addressOf, agentPath } from "./address.js";
+import { addressOf, placeText } from "./address.js";
 import { PARAMETER, knownText, noted } from "./attach.js";
 import {
   activeTurn,
@@ -467,17 +467,6 @@ export class AgentClient extends EventTarget {
     const messages = await answer.json();
     return Array.isArray(messages) ? messages : [];
   }
-}
-
-function placeText(place) {
-  const steps = typeof place === "object" && "agent" in place;
-  const text = steps ? `${place.host ?? ""}${agentPath(place)}` : String(place);
-  try {
-    addressOf(text, "ws");
-  } catch {
-    throw new UsageError(`${text} is no address here: give \`host\`, or a whole URL`);
-  }
-  return text;
 }
 
 function withResolvers() {

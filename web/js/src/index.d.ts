@@ -46,7 +46,7 @@ export interface Snapshot<State = unknown> {
   readonly waitingCalls: readonly WaitingCall[];
 }
 
-type Query = Record<string, string | null | undefined>;
+export type Query = Record<string, string | null | undefined>;
 
 export interface Options {
   /** It is a chat agent: keep its messages. */
