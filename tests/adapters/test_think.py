@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -385,11 +386,15 @@ async def test_a_run_that_fails_is_told_to_the_model_as_what_it_is(
     script([call("c", "worker", text="x")], ["Sorry."])
     async with kernel() as test:
         await (await test.kernel.get_agent(Thinker, "a")).ask("hi")
+        (run,) = await (await test.kernel.get_agent(Thinker, "a")).all_runs()
         part = shown(await last(test))[1]
-        assert part[2] == {
+        told = {
             "ok": False, "status": "error", "error": "broken", "retryable": False,
             "reason": "failed",
         }  # fmt: skip
+        assert part[2] == told | {"error": f"the run failed (error {run.error_id})"}
+        (result,) = [m for m in STAGE.requests[-1].messages if m.role == "tool"]
+        assert json.loads(result.content) == told
 
 
 # ---- crash

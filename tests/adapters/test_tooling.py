@@ -123,7 +123,12 @@ async def results(
 async def test_what_comes_of_a_call(
     fn: Any, value: Any, expected: list[ToolResult]
 ) -> None:
-    assert expected == await results(tool(fn), value)
+    told = await results(tool(fn), value)
+    raised = [getattr(one, "cause", None) for one in told]
+    assert expected == [
+        ToolFailure(one.text) if isinstance(one, ToolFailure) else one for one in told
+    ]
+    assert (raised[-1] is not None) == (fn in (fails, breaks_off)), "clients get its id"
 
 
 async def test_what_is_not_plain_data_is_an_error_text() -> None:

@@ -73,7 +73,8 @@ async def test_an_output_that_does_not_fit_is_an_error_everywhere(
         assert run.summary, "what it said is kept"
         assert run == me.runs.get("r")
         last = run_frames(peer)[-1]["event"]
-        assert (last["kind"], last["error"]) == ("error", run.error)
+        shown = f"the run failed (error {run.error_id})"
+        assert (last["kind"], last["error"]) == ("error", shown)
         told_model = model_value(run)
         assert (told_model["ok"], told_model["retryable"]) == (False, False)
 

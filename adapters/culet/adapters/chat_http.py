@@ -18,7 +18,6 @@ import msgspec
 
 from culet.kernel import Request, Response
 from culet.kernel.core.clientframes import ChatRequest, ui_messages
-from culet.kernel.core.run import default_error
 from culet.kernel.errors import CapacityError, UsageError
 from culet.kernel.follow import follow
 from culet.kernel.http import closed
@@ -65,8 +64,7 @@ class EventView:
         """Return how it ended, where its chunks do not say it, and the mark of the end."""
         out: list[dict[str, Any]] = []
         if end.status in ("error", "interrupted"):
-            text = end.error or default_error(end.status, end.reason)
-            out.append({"type": "error", "errorText": text})
+            out.append({"type": "error", "errorText": end.told})
         elif end.status == "aborted":
             out.append({"type": "abort"})
         events = [f"data: {msgspec.json.encode(chunk).decode()}\n\n" for chunk in out]

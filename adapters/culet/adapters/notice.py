@@ -12,7 +12,7 @@ import msgspec
 
 from culet.adapters.messages import Message
 from culet.kernel import AgentToolRun, Progress
-from culet.kernel.core.run import model_value
+from culet.kernel.core.run import as_told, model_value
 
 SOURCE: Final = "detached-agent-tool"
 
@@ -29,7 +29,7 @@ def milestone_key(run: AgentToolRun, progress: Progress) -> str:
 
 def finish_text(run: AgentToolRun) -> str:
     """Return what the model is told of a run that has ended."""
-    value = model_value(run)
+    value = model_value(as_told(run))
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     how = run.status if run.reason is None else f"{run.status} ({run.reason})"
     return f"Background run {run.run_id} of {run.agent_type} ended: {how}\n\n{text}"

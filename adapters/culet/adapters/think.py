@@ -34,6 +34,7 @@ from culet.adapters.model import (
 from culet.adapters.spending import Call
 from culet.adapters.toolcalls import ToolCalls, as_tools, specs
 from culet.adapters.tooling import Tool
+from culet.adapters.toolledger import told_to_model
 from culet.kernel import Chunk, Letter, Turn
 from culet.kernel.core.chunks import tool_input
 from culet.kernel.errors import UsageError
@@ -212,7 +213,7 @@ class _Thinking:
         )
         said = [*others, so_far] if so_far is not None else others
         return ModelRequest(
-            system=self.system, messages=tuple(to_model_messages(said)),
+            system=self.system, messages=tuple(to_model_messages(told_to_model(self.agent, said))),
             tools=self.specs, partial=self.at.partial,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from culet.adapters.tooling import (
     Tool,
     ToolContext,
     ToolFailure,
+    failure_of,
     plain,
     tool,
 )
@@ -27,7 +28,7 @@ from culet.kernel import Done, Turn
 from culet.kernel.calls import stored_json
 from culet.kernel.core.effects import Status, after_check
 from culet.kernel.core.limits import ERROR_CHARS
-from culet.kernel.core.run import model_value
+from culet.kernel.core.run import as_told, model_value
 from culet.kernel.effectrows import Row
 from culet.kernel.errors import EffectUncertain, FacetAborted, Fenced, UsageError
 from culet.kernel.node import ambient
@@ -166,7 +167,7 @@ class ToolCalls:
         except (FacetAborted, Fenced):
             raise
         except Exception as error:
-            await self._fail(call, f"{type(error).__name__}: {error}")
+            await self._fail(call, self.ledger.shown(call, failure_of(error)))
 
     async def _follow(self, call: ToolCall, one: Tool, plan: Plan) -> Plan | str | None:
         """Do what is planned; return what follows from it, None when the call is over."""
@@ -210,7 +211,7 @@ class ToolCalls:
             limit = self.agent._node.tree.kernel.limits.tool_output_bytes
             result = plain(found.result, limit)
             if isinstance(result, ToolFailure):
-                self._conclude(call, row, "error", errorText=result.text)
+                self._failed(call, row, result)
             else:
                 self._conclude(call, row, "completed", output=result.value)
             return None
@@ -254,7 +255,7 @@ class ToolCalls:
             )
         finally:
             ambient.reset(token)
-        await self._say(call, "tool-output-available", output=model_value(run))
+        await self._say(call, "tool-output-available", output=model_value(as_told(run)))
 
     def _context(self, call: ToolCall, row: Row) -> ToolContext:
         return ToolContext(
@@ -281,7 +282,7 @@ class ToolCalls:
                 async with aclosing(results):
                     async for result in results:
                         if isinstance(result, ToolFailure):
-                            self._conclude(call, row, "error", errorText=result.text)
+                            self._failed(call, row, result)
                         elif result.preliminary:
                             mark = {"preliminary": False}  # the final one takes it back
                             kind = "tool-output-available"
@@ -297,14 +298,30 @@ class ToolCalls:
         await self.turn.room()
         return True
 
-    def _conclude(self, call: ToolCall, row: Row, status: Status, **more: Any) -> None:
-        """Say the outcome and write it down, in the step in which the tool returned."""
+    def _failed(self, call: ToolCall, row: Row, failure: ToolFailure) -> None:
+        """Conclude a call that came to nothing: all of why is in its entry alone."""
+        shown = self.ledger.shown(call, failure)
+        self._conclude(call, row, "error", kept=failure.text, errorText=shown)
+
+    def _conclude(
+        self,
+        call: ToolCall,
+        row: Row,
+        status: Status,
+        *,
+        kept: str | None = None,
+        **more: Any,
+    ) -> None:
+        """Say the outcome and write it down, in the step in which the tool returned.
+
+        `kept`: what its entry has of an error, where that is more than what is said.
+        """
         kind = "tool-output-available" if "output" in more else "tool-output-error"
         if "errorText" in more:
             more["errorText"] = more["errorText"][:ERROR_CHARS]
         chunk = {"type": kind, "toolCallId": call.id, **more}
         self.agent._node.check()
-        self.ledger.effects.settle(row, status, error=more.get("errorText"))
+        self.ledger.effects.settle(row, status, error=kept or more.get("errorText"))
         self.ledger.say(chunk)
         self._note(chunk)
 

@@ -19,7 +19,13 @@ import msgspec
 from culet.adapters.model import Json, ToolSpec
 from culet.kernel.core.effects import POLICIES, Policy
 from culet.kernel.core.limits import DEFAULT, ERROR_CHARS
-from culet.kernel.errors import EffectUncertain, Fenced, UsageError
+from culet.kernel.errors import (
+    EffectUncertain,
+    Fenced,
+    UsageError,
+    UserError,
+    is_told,
+)
 
 log = logging.getLogger("culet.adapters")
 Uncertain: TypeAlias = Policy
@@ -73,9 +79,13 @@ class ToolOutput(msgspec.Struct, frozen=True):
 
 
 class ToolFailure(msgspec.Struct, frozen=True):
-    """The call came to nothing; `text` tells the model why."""
+    """The call came to nothing; `text` tells the model why.
+
+    `cause` is what the tool has raised: then clients get an error id, not the text.
+    """
 
     text: str
+    cause: Any = None
 
 
 ToolResult: TypeAlias = ToolOutput | ToolFailure
@@ -192,7 +202,7 @@ class Tool:
         except (Fenced, EffectUncertain):
             raise
         except Exception as error:
-            last = _failure(f"{type(error).__name__}: {error}")
+            last = failure_of(error)
         yield last
 
 
@@ -301,6 +311,14 @@ def plain(value: object, output_bytes: int) -> ToolResult:
             " on; ask for less"
         )
     return ToolOutput(msgspec.json.decode(encoded))
+
+
+def failure_of(error: Exception) -> ToolFailure:
+    """Return what a tool has raised as a failure of its call."""
+    if isinstance(error, UserError):
+        return _failure(str(error))
+    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    return ToolFailure(text, None if is_told(error) else error)
 
 
 def _failure(text: str) -> ToolFailure:

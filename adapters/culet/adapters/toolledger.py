@@ -7,15 +7,22 @@ with an intent and no outcome is a doubt, which the tool's policy is asked about
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import msgspec
 
-from culet.adapters.model import ToolCall
-from culet.adapters.tooling import Tool
+from culet.adapters.model import ToolCall, tool_name
+from culet.adapters.tooling import Tool, ToolFailure
 from culet.kernel import Chunk, Turn
 from culet.kernel.core.effects import Act, next_step
-from culet.kernel.core.run import input_digest, shape_preview
+from culet.kernel.core.run import (
+    derive_run_id,
+    input_digest,
+    model_value,
+    shape_preview,
+)
 from culet.kernel.effectrows import Row, Wanted
 from culet.kernel.errors import CapacityError
 from culet.kernel.sql import end_stale
@@ -27,6 +34,9 @@ UNCERTAIN = (
     "the process ended while this tool ran: nobody knows whether it was carried out"
 )
 LEFT = "nobody knows whether this was carried out; a person chose not to repeat it"
+
+
+_MASKED = re.compile(r"the (?:tool|run) \w[\w ]* \(error \w+\)")
 
 
 class Plan(NamedTuple):
@@ -51,6 +61,43 @@ def asked_about(
     return row if row is not None and row.status == "asked" else None
 
 
+def told_to_model(
+    agent: AIChatAgent, messages: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return messages with the errors of calls as the model reads them.
+
+    Clients have an error id in their place. What was raised is in the ledger or in the
+    row of the run, as long as those are kept; then the model reads the id as well.
+    """
+    return [
+        {
+            **message,
+            "parts": [_whole(agent, message, part) for part in message["parts"]],
+        }
+        if message.get("role") == "assistant"
+        else message
+        for message in messages
+    ]
+
+
+def _whole(agent: AIChatAgent, message: Mapping[str, Any], part: Any) -> Any:
+    tree, slot, state = agent._node.tree, agent._node.slot, part.get("state")
+    call, name, output = part.get("toolCallId"), tool_name(part), part.get("output")
+    if name is None or not isinstance(call, str):
+        return part
+    if state == "output-error" and _MASKED.fullmatch(str(part.get("errorText"))):
+        key = call_key(message["id"], call)
+        row = tree.effects.rows.find(slot, Wanted("tool", name, key, "", "ask"))
+        if row is not None and row.error is not None:
+            return {**part, "errorText": row.error}
+    error = output.get("error") if isinstance(output, dict) else None
+    if state == "output-available" and _MASKED.fullmatch(str(error)):
+        run = tree.runs.get(slot, derive_run_id(message["id"], call))
+        if run is not None and run.error_id is not None:
+            return {**part, "output": model_value(run)}
+    return part
+
+
 @final
 class CallLedger:
     """The entries of one turn's calls."""
@@ -58,6 +105,14 @@ class CallLedger:
     def __init__(self, agent: AIChatAgent, turn: Turn) -> None:
         self.node, self.turn = agent._node, turn
         self.effects = agent._node.tree.effects
+
+    def shown(self, call: ToolCall, failure: ToolFailure) -> str:
+        """Return what clients read of a failure: an error id where a tool has raised."""
+        if failure.cause is None:
+            return failure.text
+        kernel = self.node.tree.kernel
+        error_id = kernel.report("tool", self.node, failure.cause, name=call.name)
+        return f"the tool failed (error {error_id})"
 
     def plan(self, call: ToolCall, one: Tool, *, resumed: bool) -> Plan | str:
         """Say what is done about a call; where it is to run its intent is written.

@@ -38,13 +38,13 @@ BELOW: Final = (
     " JOIN sub ON node.parent = sub.slot) "
 )
 _END_RUN: Final = (
-    "UPDATE run SET status = ?, reason = ?, error = ?, output = ?, summary = ?,"
-    " usage = ?, n = ?, completed_at = max(started_at, ?), end_place = ?"
+    "UPDATE run SET status = ?, reason = ?, error = ?, error_id = ?, output = ?,"
+    " summary = ?, usage = ?, n = ?, completed_at = max(started_at, ?), end_place = ?"
     " WHERE owner = ? AND id = ?"
     " AND status = 'running'"
 )
 _END_FIBER: Final = (
-    "UPDATE fiber SET status = ?, reason = ?, error = ?, result = ?, n = ?,"
+    "UPDATE fiber SET status = ?, reason = ?, error = ?, error_id = ?, result = ?, n = ?,"
     " completed_at = max(started_at, ?) WHERE owner = ? AND id = ? AND status = 'running'"
 )
 _FORGET_FIBER: Final = (
@@ -95,7 +95,10 @@ class Subject(NamedTuple):
 
 @dataclass(slots=True)
 class Ending:
-    """What is written; the JSON values are texts. `by` a cause, as the table has it."""
+    """What is written; the JSON values are texts. `by` a cause, as the table has it.
+
+    `error_id` is what clients are told instead of the `error`.
+    """
 
     status: Status
     reason: str | None = None
@@ -103,6 +106,7 @@ class Ending:
     output: str | None = None
     summary: str | None = None
     usage: str | None = None
+    error_id: str | None = None
 
     @classmethod
     def by(
@@ -114,11 +118,12 @@ class Ending:
         output: str | None = None,
         summary: str | None = None,
         usage: str | None = None,
+        error_id: str | None = None,
     ) -> Ending:
         """Return how a cause ends what runs; a `reason` of its own stands for the table's."""
         moved = settled(cause)
         why = own_words(reason) or moved.reason
-        return cls(moved.status, why, error, output, summary, usage)
+        return cls(moved.status, why, error, output, summary, usage, error_id)
 
 
 @dataclass(slots=True)
@@ -248,7 +253,10 @@ class Endings:
         if ending.status == "completed" and subject.kind != "fiber":
             lost = self.tree.streams.open(subject.slot, subject.id).failed
             if lost is not None:  # it said more than could be stored
-                step.ends[0] = subject, Ending.by("failed", str(lost))
+                error_id = self.tree.kernel.report("turn", None, lost, name=subject.id)
+                step.ends[0] = (
+                    subject, Ending.by("failed", str(lost), error_id=error_id)
+                )  # fmt: skip
         won = self._commit(step)
         if won:
             self._tell(step, stop=[s.slot for s, _ in step.ends[1:] if s.kind == "run"])
@@ -423,7 +431,8 @@ class Endings:
                 _END_RUN,
                 (
                     ending.status, _storable(ending.reason), _storable(ending.error),
-                    ending.output, _storable(ending.summary), ending.usage, n, now,
+                    ending.error_id, ending.output, _storable(ending.summary),
+                    ending.usage, n, now,
                     self.tree.order.take(), subject.owner, subject.id,
                 ),
             )  # fmt: skip
@@ -436,7 +445,7 @@ class Endings:
                 _END_FIBER,
                 (
                     ending.status, _storable(ending.reason), _storable(ending.error),
-                    ending.output, n, now, subject.owner, subject.id,
+                    ending.error_id, ending.output, n, now, subject.owner, subject.id,
                 ),
             )  # fmt: skip
         if self.db.changes == 0:
@@ -481,7 +490,10 @@ class Endings:
         for subject, ending, n in step.told:
             if subject.kind != "fiber":
                 stream: Stream = self.tree.streams.open(subject.slot, subject.id)
-                end = End(ending.status, ending.reason, ending.error, ending.summary, n)
+                end = End(
+                    ending.status, ending.reason, ending.error, ending.summary, n,
+                    ending.error_id,
+                )  # fmt: skip
                 node = self.tree.nodes.get(subject.slot)
                 if node is not None and node.state is State.LIVE:
                     try:

@@ -8,7 +8,7 @@ already is the way to unwind a task.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from .stops import AbortReceipt
@@ -36,6 +36,19 @@ class Refused(CuletError):
     """
 
     def __init__(self, message: str, *, status: int = 403) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class UserError(CuletError):
+    """What an agent says to its client: whoever asked can read its text and act on it.
+
+    Raise it in a method, a turn, a tool or a hook of an agent. The text goes out as it
+    is; that of an exception which is no Culet error never does. `status` is the HTTP
+    status and, where connecting fails, 4000 + status the close code.
+    """
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
@@ -204,3 +217,18 @@ class ConnectionEnded(CuletError):
 
 class InternalError(CuletError):
     """A bug of ours. Please report it with the error id."""
+
+
+_TOLD: Final = (
+    UserError, UsageError, NotFound, Refused, CapacityError, OverBudget, FacetAborted,
+    Deleted,
+)  # fmt: skip
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether the text of an error is for clients; of any other they get an error id.
+
+    A list of those that are: the others hold file names, queries, addresses, and what
+    other code has raised.
+    """
+    return isinstance(error, _TOLD)

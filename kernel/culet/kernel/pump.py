@@ -28,7 +28,7 @@ from .core import inspection as core
 from .core.inspection import Inspection, StoredChunk, Wrong
 from .core.limits import ERROR_CHARS
 from .endings import Ending
-from .errors import CuletError, FacetAborted, UsageError
+from .errors import CuletError, FacetAborted, FacetBroken, UsageError
 from .node import Ambient, Node, State, is_stop
 
 if TYPE_CHECKING:
@@ -302,7 +302,11 @@ class _Pump:
             self._end(Ending.by("cancelled", reason=text, summary=summary))
         else:
             text = text or "it failed, and its adapter does not say why"
-            self._end(Ending.by("failed", text[:ERROR_CHARS], summary=summary))
+            ending = Ending.by("failed", text[:ERROR_CHARS], summary=summary)
+            ending.error_id = self.node.tree.kernel.report(  # as raised by its code
+                "turn", self.node, FacetBroken(text), name=self.run_id
+            )
+            self._end(ending)
 
     def _end(self, ending: Ending) -> None:
         self.node.tree.turns.end(self.turn, ending)

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("culet.kernel")
 _COLUMNS: Final = (
     "id, class, status, tool_call_id, display_order, display, preview, output, summary,"
-    " error, reason, usage, n, started_at, completed_at,"
+    " error, error_id, reason, usage, n, started_at, completed_at,"
     " (SELECT json_object('tokens', tokens_spent + tokens_over,"
     " 'cost', cost_spent + cost_over, 'calls', calls_spent + calls_over,"
     " 'over', json_object('tokens', tokens_over, 'cost', cost_over, 'calls', calls_over))"
     " FROM account WHERE account.slot = run.child AND account.what = run.id)"
 )
-_JSON: Final = (5, 6, 7, 11, 15)
+_JSON: Final = (5, 6, 7, 12, 16)
 _INSERT: Final = (
     "INSERT INTO run (owner, id, child, class, asker, tool_call_id, display_order,"
     " display, preview, input_digest, detached, status, started_at, place)"
@@ -87,11 +87,12 @@ def to_run(row: tuple[Any, ...]) -> AgentToolRun:
     for at in _JSON:
         values[at] = stored_json(values[at])
     (run_id, cls, status, call, order, display, preview, output, summary, error,
-     reason, usage, n, started_at, completed_at, total) = values  # fmt: skip
+     error_id, reason, usage, n, started_at, completed_at, total) = values  # fmt: skip
     return AgentToolRun(
         run_id=run_id, agent_type=cls, status=status, parent_tool_call_id=call,
         order=order, display=display, preview=preview, output=output, summary=summary,
-        error=error, reason=reason, usage=usage, n=n, started_at=started_at,
+        error=error, error_id=error_id, reason=reason, usage=usage, n=n,
+        started_at=started_at,
         completed_at=completed_at,
         total=None if total is None else msgspec.convert(total, Spent),
     )  # fmt: skip

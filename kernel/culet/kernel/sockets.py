@@ -27,11 +27,12 @@ from .core.limits import CLOSE_REASON_BYTES, TAG_MAX, TAGS_MAX
 from .errors import (
     CuletError,
     FacetAborted,
-    FacetBroken,
-    InternalError,
+    Refused,
     StorageError,
     StorageFull,
     UsageError,
+    UserError,
+    is_told,
 )
 from .http import ConnectContext
 from .node import Ambient, Node, State, ambient, is_stop
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("culet.kernel")
 _encode = msgspec.json.Encoder().encode
-# their texts hold file names, queries, and what other agents raised
-_PRIVATE: Final = (StorageError, FacetBroken, InternalError)
 # 1004, 1005 and 1006 are reserved, as is the rest below 3000
 CLOSE_CODES: Final = frozenset(
     (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
@@ -392,7 +391,8 @@ async def _on_message(node: Node, ctx: Ambient, conn: Connection, message: Any) 
             error_id = node.tree.kernel.report(
                 "message", node, unhandled, name=conn.uri
             )
-            conn.close(1011, f"error {error_id}")
+            shown = isinstance(unhandled, Refused | UserError)
+            conn.close(1011, str(unhandled) if shown else f"error {error_id}")
 
 
 async def _on_error(node: Node, error: Exception, conn: Connection) -> None:
@@ -439,7 +439,7 @@ def _told(node: Node, method: str, error: BaseException) -> str:
     """Return what a client is told of a failed call; what it must not read is logged."""
     if is_stop(error):
         return "the agent was stopped"
-    if isinstance(error, CuletError) and not isinstance(error, _PRIVATE):
+    if is_told(error):
         return str(error)
     where = f"{node.kind.name}.{method}"
     error_id = node.tree.kernel.report("rpc", node, error, name=where)

@@ -14,7 +14,14 @@ import msgspec
 
 from .calls import UNENCODABLE
 from .core import frames
-from .errors import CuletError, FacetAborted, Refused, StorageFull, UsageError
+from .errors import (
+    CuletError,
+    FacetAborted,
+    Refused,
+    StorageFull,
+    UsageError,
+    UserError,
+)
 from .node import Ambient, Node, State, ambient, is_stop
 from .ports import Blob
 from .sql import end_stale
@@ -151,7 +158,8 @@ def client_state(node: Node, conn: Connection, frame: client.State) -> None:
             raise
         if not isinstance(error, CuletError):
             node.tree.kernel.report("state", node, error, name=conn.uri)
-        text = str(error) if isinstance(error, Refused) else "State update rejected"
+        shown = isinstance(error, Refused | UserError)
+        text = str(error) if shown else "State update rejected"
         conn.say(frames.state_error(text))
         current = node.agent._stored_state()
         if current is not None and conn.protocol:

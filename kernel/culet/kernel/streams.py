@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 from .core import frames
-from .core.run import AgentToolRun, Status, default_error
+from .core.run import AgentToolRun, Status, public_error
 from .core.status import ended_by
 from .errors import FacetAborted, StorageError
 from .ports import Blob
@@ -52,6 +52,12 @@ class End(NamedTuple):
     error: str | None
     summary: str | None
     n: int
+    error_id: str | None = None
+
+    @property
+    def told(self) -> str:
+        """What clients are told of an error or interruption."""
+        return public_error(self.status, self.reason, self.error, self.error_id)
 
 
 class View(Protocol):
@@ -106,6 +112,7 @@ class RunView:
             status=end.status,
             reason=end.reason,
             error=end.error,
+            error_id=end.error_id,
             summary=end.summary,
             n=end.n,
         )
@@ -160,7 +167,7 @@ class TurnView:
         text = ""
         outcome: frames.Outcome | None = None
         if end.status in ("error", "interrupted"):
-            text = end.error or default_error(end.status, end.reason)
+            text = end.told
             outcome = "error"
         elif end.status == "aborted":
             outcome = "skipped" if ended_by(end) == "skipped" else "aborted"

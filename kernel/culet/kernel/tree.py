@@ -629,15 +629,17 @@ class Tree:
         if run is not None:
             if run.status == "running":
                 return None
-            return End(run.status, run.reason, run.error, run.summary, run.n or 0)
+            return End(
+                run.status, run.reason, run.error, run.summary, run.n or 0, run.error_id
+            )
         found = self.fibers.get(slot, stream, None)
         if found is None or found.status == "running":
             return (
                 None if found is not None else End("aborted", "unknown", None, None, 0)
             )
-        sql = "SELECT n FROM fiber WHERE owner = ? AND id = ?"
-        n = int(self.db.execute(sql, (slot, stream))[0][0] or 0)
-        return End(found.status, found.reason, found.error, None, n)
+        sql = "SELECT ifnull(n, 0), error_id FROM fiber WHERE owner = ? AND id = ?"
+        n, error_id = self.db.execute(sql, (slot, stream))[0]
+        return End(found.status, found.reason, found.error, None, int(n), error_id)
 
     def credit(self, slot: str, what: str, *, anew: bool = False) -> None:
         """Progress of a turn counts for those that wait for it, at every depth.

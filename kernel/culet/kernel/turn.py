@@ -30,6 +30,7 @@ from .errors import (
     OverBudget,
     StorageError,
     UsageError,
+    is_told,
 )
 from .jobs import StartFailed, Taken
 from .mailbox import Mailbox
@@ -363,6 +364,7 @@ class Turns:
                 raise StartFailed from error
             text = f"could not be started: {error.__cause__ or error}"
             failed = Ending.by("start-failed", text[:ERROR_CHARS])
+            failed.error_id = self._report(None, subject, error)
             self._end(subject, failed, taken)
             return False
         await tree.kernel.paced()
@@ -408,8 +410,10 @@ class Turns:
     def exhausted(self, taken: Taken, text: str) -> None:
         """Settle a turn whose attempts are used up."""
         subject = self.tree.endings.subject(taken.row.owner, taken.row.what)
-        if subject is not None:
-            self._cut(subject, Ending.by("recovery-exhausted", text), taken)
+        if subject is not None:  # the text is what the last try has raised
+            ending = Ending.by("recovery-exhausted", text)
+            ending.error_id = self._report(None, subject, FacetBroken(text))
+            self._cut(subject, ending, taken)
 
     def _cut(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         """Settle a turn that does not go on: what it has said is kept as its summary."""
@@ -466,14 +470,13 @@ class Turns:
         except StorageError as error:
             if self.tree.barrier.fenced is not None:
                 raise
-            self._end(subject, self._failure(turn, error), taken)
+            self._fail(subject, turn, error, taken)
         except Stalled:
             stream.flush()  # the next attempt goes on behind all that this one has said
             if self.tree.jobs.mine(taken):
                 raise
         except Exception as error:
-            self.tree.kernel.report("turn", node, error, name=subject.id)
-            self._end(subject, self._failure(turn, error), taken)
+            self._fail(subject, turn, error, taken)
         else:
             if stream.end is None:
                 self.tree.emit("turn:end", subject, attempt)
@@ -498,7 +501,9 @@ class Turns:
         except (TypeError, msgspec.ValidationError, UsageError) as error:
             text = f"its output is not what was asked for: {error}"
             kept = self._kept(turn.text)
-            return Ending.by("bad-output", text[:ERROR_CHARS], summary=kept)
+            ending = Ending.by("bad-output", text[:ERROR_CHARS], summary=kept)
+            ending.error_id = self._report(turn._node, subject, error)
+            return ending
         return Ending.by("finished", output=output, summary=summary, usage=usage)
 
     def _check(self, subject: Subject, turn: Turn, output: Any) -> None:
@@ -511,6 +516,20 @@ class Turns:
         told = None if schema is None else complaint(schema, output)
         if told is not None:
             raise UsageError(told)
+
+    def _report(self, node: Node | None, subject: Subject, error: Exception) -> str:
+        """Log what clients are not told; return the id that they get instead."""
+        return self.tree.kernel.report("turn", node, error, name=subject.id)
+
+    def _fail(
+        self, subject: Subject, turn: Turn, error: Exception, taken: Taken
+    ) -> None:
+        """Settle a turn by what its code has raised."""
+        error_id = self._report(turn._node, subject, error)
+        ending = self._failure(turn, error)
+        if not is_told(error):
+            ending.error_id = error_id
+        self._end(subject, ending, taken)
 
     def _failure(self, turn: Turn, error: Exception) -> Ending:
         text = str(error) or type(error).__name__

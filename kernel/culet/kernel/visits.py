@@ -23,6 +23,7 @@ from .errors import (
     NotFound,
     Refused,
     UsageError,
+    UserError,
 )
 from .http import ConnectContext, Forward, Request, Response, closed
 from .node import Ambient, Node, ambient, is_stop
@@ -109,7 +110,7 @@ async def _gated(
 def error_response(error: CuletError) -> Response:
     """Return the HTTP answer that names an error to a client."""
     match error:
-        case Refused():
+        case Refused() | UserError():
             return Response(str(error), error.status)
         case NotFound():
             return Response("Not Found", 404)

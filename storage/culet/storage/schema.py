@@ -241,6 +241,11 @@ BEGIN DELETE FROM mail WHERE slot = NEW.child AND run = NEW.id; END;
 CREATE TRIGGER mail_of_run AFTER DELETE ON run
 BEGIN DELETE FROM mail WHERE slot = OLD.child AND run = OLD.id; END;
 """,
+    """
+-- What clients are told instead of an error; NULL: they are told its text.
+ALTER TABLE run ADD COLUMN error_id TEXT;
+ALTER TABLE fiber ADD COLUMN error_id TEXT;
+""",
 )
 
 AGENT: Final[tuple[str, ...]] = (

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.core.path import ParsedPath, parse_agent_path
-from culet.kernel.errors import CuletError, NotFound, UsageError
+from culet.kernel.errors import CuletError, NotFound, UsageError, UserError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import is_stop
-from culet.kernel.sockets import Connection
+from culet.kernel.sockets import Connection, close_reason
 from culet.kernel.visits import Admit, Visit, error_response, visit, visit_below
 
 from .outbox import Close
@@ -209,7 +209,9 @@ async def opened(kernel: Kernel, connection: Connection) -> Close | None:
         # A misuse in an agent's hook is its author's fault, not the client's.
         if isinstance(error, CuletError) and not isinstance(error, UsageError):
             status = error_response(error).status
-            return Close(close_code(status), f"refused ({status})")
+            shown = isinstance(error, UserError)
+            said = close_reason(str(error)) if shown else f"refused ({status})"
+            return Close(close_code(status), said)
         error_id = kernel.report("connect", None, error, name=connection.uri)
         return Close(1011, f"error {error_id}")
     return None

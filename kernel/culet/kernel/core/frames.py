@@ -35,7 +35,7 @@ from culet.kernel.core.clientframes import State as State
 from culet.kernel.core.clientframes import ToolApproval as ToolApproval
 from culet.kernel.core.clientframes import ToolResult as ToolResult
 from culet.kernel.core.clientframes import decode_client_frame as decode_client_frame
-from culet.kernel.core.run import Status, default_error
+from culet.kernel.core.run import Status, public_error
 
 StopReason = Literal["idle"]
 Outcome = Literal["aborted", "error", "skipped"]
@@ -69,6 +69,8 @@ class RunFacts(Protocol):
     def summary(self) -> str | None: ...  # noqa: D102
     @property
     def error(self) -> str | None: ...  # noqa: D102
+    @property
+    def error_id(self) -> str | None: ...  # noqa: D102
     @property
     def reason(self) -> str | None: ...  # noqa: D102
     @property
@@ -180,7 +182,7 @@ TRIMMED: Final = '{"type":"agent-feed-event","event":{"kind":"trimmed"}}'
 
 
 def _error(run: RunFacts) -> str:
-    return run.error or default_error(run.status, run.reason)
+    return public_error(run.status, run.reason, run.error, run.error_id)
 
 
 def _lifecycle(

@@ -39,6 +39,8 @@ class AgentToolRun(msgspec.Struct, frozen=True, kw_only=True):
     of the input. Instants are epoch milliseconds. `usage` is the child's own word, `total`
     what it and all below it have spent by their accounts (see `Budget`), None for nothing.
     `may_return`, of one that was refused for its budget: others hold what would be enough.
+    `error_id`, of one that raised: what clients are told instead of `error`, and what the
+    log has the traceback under.
     """
 
     run_id: str
@@ -58,6 +60,7 @@ class AgentToolRun(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
     total: Spent | None = None
     may_return: bool = False
+    error_id: str | None = None
 
     @property
     def retryable(self) -> bool:
@@ -147,6 +150,26 @@ def default_error(status: str, reason: str | None) -> str:
     }
     text = texts.get(status, f"the run is {status}")
     return f"{text} ({reason})" if reason else text
+
+
+def public_error(
+    status: str, reason: str | None, error: str | None, error_id: str | None
+) -> str:
+    """Return what clients are told of a run or turn that ended so: never empty.
+
+    What has an error id says nothing else.
+    """
+    if error_id is not None:
+        return f"{default_error(status, None)} (error {error_id})"
+    return error or default_error(status, reason)
+
+
+def as_told(run: AgentToolRun) -> AgentToolRun:
+    """Return a run as clients may read it: without what its code has raised."""
+    if run.error_id is None:
+        return run
+    told = public_error(run.status, run.reason, run.error, run.error_id)
+    return msgspec.structs.replace(run, error=told)
 
 
 Coalesced = Literal["store", "hold"]
