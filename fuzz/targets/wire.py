@@ -24,8 +24,9 @@ from culet.kernel.ports import Blob
 from culet.kernel.sockets import Connection
 from culet.web.framing import framed
 from culet.web.gateway import Gateway
+from culet.web.heads import Sieve, read_head
 from culet.web.transport import Link, Wire, new_protocol
-from culet.web.upgrade import _shake_hands, read_head
+from culet.web.upgrade import _shake_hands
 from fuzz.case import Case
 from machines.sometimes import Sometimes
 
@@ -64,6 +65,7 @@ async def _head(case: Case) -> None:
     if case.luck(0.2):
         head = case.rng.randbytes(case.rng.randrange(300))
     read_head(head)
+    Sieve(LIMITS.header_bytes).feed(head)
     before, end, _rest = head.partition(b"\r\n\r\n")  # as `open_socket` does
     head = before + end
     ours, theirs = trio.socket.socketpair()

@@ -27,9 +27,11 @@ from culet.kernel.errors import UsageError
 from .app import INSPECTOR, SOCKETS, gateways_of
 from .asgi import AgentSockets
 from .gateway import Gateway
+from .heads import END, Head, is_ambiguous, read_head, refuse_handshake
 from .hypercorn_inside import Inside, fits, misfit, plain_serve, why_not_started
+from .sieved import Sieved
 from .transport import RECEIVE_BYTES, Wire
-from .upgrade import open_socket, read_head
+from .upgrade import open_socket
 
 log = logging.getLogger("culet.web")
 GRACE_S: Final = 3.0  # for requests and goodbyes when the server stops
@@ -106,6 +108,7 @@ class _Server:
         config = Config()
         config.accesslog = config.errorlog = None
         config.keep_alive_timeout = self.limits.idle_s
+        config.websocket_ping_interval = self.limits.ping_s
         config.h11_max_incomplete_size = self.limits.header_bytes
         config.graceful_timeout = GRACE_S
         config.include_server_header = False
@@ -148,7 +151,6 @@ class _Server:
         )
         self._warn(host)
         self.config.websocket_max_message_size = 2 * self.limits.message_bytes
-        self.config.websocket_ping_interval = self.limits.ping_s
         url = _url(host, listeners)
         until = partial(_stop_signal, task_status, url)
         await plain_serve(self.app, self.config, listeners, until)
@@ -244,8 +246,13 @@ class _Server:
             first = await self._first_bytes(stream)
         if not first:
             return
-        head = read_head(first)
-        if head is not None and "websocket" in head.upgrade:
+        head = read_head(first[: first.index(END) + len(END)])
+        if isinstance(head, Head) and head.is_websocket:
+            head = refuse_handshake(head) or head
+        if isinstance(head, int):
+            await _answer(stream, head, "bad request" if head == 400 else "not supported")
+            return
+        if head.is_websocket:
             path = head.target.partition("?")[0]
             for gateway, wire in zip(self.gateways, self.wires, strict=True):
                 if gateway.owns(path):
@@ -254,8 +261,9 @@ class _Server:
             if not self.app_has_sockets:
                 await _answer(stream, 404, "no WebSocket here")
                 return
-        replayed = _Replayed(stream, first, self.limits.slow_client_s)
-        await inside.connection(replayed)
+        limits = self.limits
+        replayed = _Replayed(stream, first, limits.slow_client_s)
+        await inside.connection(Sieved(replayed, stream.socket, limits.header_bytes))
 
     async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
         """Read up to the end of the first request's head."""
@@ -265,8 +273,12 @@ class _Server:
             if not data:
                 return b""
             first += data
-            end = first.find(b"\r\n\r\n")
-            if (len(first) if end < 0 else end + 4) > self.limits.header_bytes:
+            end = first.find(END)
+            head = first if end < 0 else first[: end + len(END)]
+            if is_ambiguous(head) or not head[:1] > b" ":
+                await _answer(stream, 400, "bad request")
+                return b""
+            if len(head) > self.limits.header_bytes:
                 await _answer(stream, 431, "the request's head is too large")
                 return b""
         return first

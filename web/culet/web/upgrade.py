@@ -9,7 +9,7 @@ clients understand.
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 from websockets.http11 import Request as WireRequest
@@ -21,36 +21,15 @@ from culet.kernel.http import Request, Response
 from culet.kernel.visits import Visit, error_response
 
 from .gateway import Gateway, close_code
+from .heads import END
 from .session import Session
 from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
 
 log = logging.getLogger("culet.web")
-_END: Final = b"\r\n\r\n"
 _BAD: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n"
     b"Connection: close\r\n\r\nbad request\n"
 )
-
-
-class Head(NamedTuple):
-    """What decides where a connection goes. `target` is raw; `upgrade` is lower case."""
-
-    target: str
-    upgrade: str
-
-
-def read_head(head: bytes) -> Head | None:
-    """Read the head of an HTTP/1 request; None when it is not one."""
-    lines = head.partition(_END)[0].split(b"\r\n")
-    words = lines[0].split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return None
-    upgrade = ""
-    for line in lines[1:]:
-        name, _colon, value = line.partition(b":")
-        if name.strip().lower() == b"upgrade":
-            upgrade = value.decode("latin-1").strip().lower()
-    return Head(words[1].decode("latin-1"), upgrade)
 
 
 async def open_socket(
@@ -58,7 +37,7 @@ async def open_socket(
 ) -> None:
     """Do the handshake that `first` begins, and be the WebSocket until it ends."""
     protocol = new_protocol(wire.limits)
-    head, end, rest = first.partition(_END)
+    head, end, rest = first.partition(END)
     request = await _shake_hands(gateway, stream, protocol, head + end)
     if request is None:
         return
@@ -110,10 +89,8 @@ async def _shake_hands(
     refusal = gateway.refuse_upgrade(request)
     if refusal is None:
         try:
-            # the key is decoded by a library that calls it its own fault
-            request.headers.get("sec-websocket-key", "").encode("ascii")
             answer = protocol.accept(event)
-        except UnicodeEncodeError:  # it is no text, or a header that is quoted is none
+        except UnicodeEncodeError:  # it quotes a header that is no text
             await stream.send_all(_BAD)
             return None
         protocol.send_response(answer)
