@@ -79,6 +79,7 @@ def text(events: list[Any]) -> str:
     return "".join(e["delta"] for e in events if e and e["type"] == "text-delta")
 
 
+@pytest.mark.rule("W-091", "W-093")
 async def test_a_question_is_answered_with_events_to_the_end(clock: object) -> None:
     async with kernel() as test, connected(test.kernel, ME) as tab:
         response = await send(test, "POST", "/chat", question("hi", model="small"))
@@ -92,6 +93,7 @@ async def test_a_question_is_answered_with_events_to_the_end(clock: object) -> N
         assert tab.text(response.headers["x-turn"]) == "".join(WORDS)
 
 
+@pytest.mark.rule("W-095", "W-096")
 async def test_who_leaves_stops_nothing_and_goes_on_where_it_began(
     clock: object,
 ) -> None:
@@ -119,6 +121,7 @@ async def test_the_name_of_a_chat_is_the_clients_own_in_whatever_form(
         await closed(asked.body)
 
 
+@pytest.mark.rule("W-095")
 async def test_it_goes_on_over_a_crash_of_the_process(clock: object) -> None:
     async with kernel() as test:
         await read(await send(test, "POST", "/chat", question("hi")), until=3)
@@ -130,6 +133,7 @@ async def test_it_goes_on_over_a_crash_of_the_process(clock: object) -> None:
         assert [e["type"] for e in events if e].count("start") == 1
 
 
+@pytest.mark.rule("W-096", "W-097")
 async def test_stop_ends_the_turn_at_the_server(clock: object) -> None:
     async with kernel() as test, trio.open_nursery() as nursery:
         response = await send(test, "POST", "/chat", question("hi"))
@@ -145,6 +149,7 @@ async def test_stop_ends_the_turn_at_the_server(clock: object) -> None:
         assert (await send(test, "POST", "/chat/any/stop")).status == 204
 
 
+@pytest.mark.rule("W-097")
 async def test_a_failed_turn_says_so_and_says_it_to_whoever_comes(
     clock: object,
 ) -> None:
@@ -158,6 +163,7 @@ async def test_a_failed_turn_says_so_and_says_it_to_whoever_comes(
             assert text(events) == "w0 w1 w2 "
 
 
+@pytest.mark.rule("W-093")
 async def test_silence_is_told_as_a_sign_of_life(clock: object) -> None:
     async with kernel(limits=Limits(events_beat_s=0.3)) as test:
         events = await read(await send(test, "POST", "/chat", question("hi")))
@@ -180,6 +186,7 @@ async def test_who_reads_late_delays_nobody_and_has_it_whole(clock: object) -> N
         assert text(rest) == "".join(WORDS[1:])
 
 
+@pytest.mark.rule("W-092")
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
@@ -204,6 +211,7 @@ async def test_what_is_no_question_is_refused(
             assert (await send(test, method, leaf)).status == 404
 
 
+@pytest.mark.rule("W-092")
 async def test_a_chat_that_is_full_takes_no_question(clock: object) -> None:
     async with kernel(limits=Limits(messages_per_chat=3)) as test:
         await read(await send(test, "POST", "/chat", question("hi")))

@@ -101,6 +101,7 @@ def test_parses_as_the_vectors_say_and_stricter(row: dict) -> None:
     assert rest == known["remainingPath"]
 
 
+@pytest.mark.rule("W-002")
 @pytest.mark.parametrize("row", rows("kebab_rows"))
 def test_kebab_is_the_clients(row: dict) -> None:
     assert kebab(row["className"]) == row["kebab"]
@@ -152,7 +153,7 @@ def test_a_class_may_be_listed_twice() -> None:
     assert check_classes(["JobRunner", "JobRunner"]) == {"job-runner": "JobRunner"}
 
 
-@pytest.mark.rule("F-37")
+@pytest.mark.rule("F-37", "W-005")
 @pytest.mark.parametrize(
     "name", ["", "a\0b", ".", "..", "x" * (NAME_MAX + 1), "\ud800", 7, None]
 )
@@ -173,7 +174,7 @@ def test_a_root_cannot_be_called_sub() -> None:
         check_name("sub", root=True)
 
 
-@pytest.mark.rule("F-154")
+@pytest.mark.rule("F-154", "W-004")
 def test_a_root_name_is_decoded_once_and_a_percent_is_not_built() -> None:
     parsed = parse_agent_path("/agents/supervisor/a%2520b", KNOWN)
     assert parsed is not None
@@ -243,6 +244,7 @@ def test_prefixes_and_leaves() -> None:
     assert build_agent_path(steps, root_binding="COUNTER_DO") == "/agents/counter-do/u"
 
 
+@pytest.mark.rule("W-006")
 def test_a_leaf_keeps_later_markers_and_cannot_begin_with_one() -> None:
     parsed = parse_agent_path("/agents/supervisor/u/files/sub/job-runner/r?a=1", KNOWN)
     assert parsed is not None
@@ -260,7 +262,7 @@ plain = st.from_regex(r"[A-Za-z0-9!$&'()*+,\-.:;=@_~]{1,20}", fullmatch=True)
 roots = plain.filter(lambda name: name not in {".", "..", "sub"})
 
 
-@pytest.mark.rule("F-166", "I-27")
+@pytest.mark.rule("F-166", "I-27", "W-001")
 @given(
     roots, st.lists(st.tuples(st.sampled_from(CLASSES), names), max_size=DEPTH_MAX - 1)
 )

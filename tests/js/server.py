@@ -24,11 +24,14 @@ from culet.adapters.model import ModelRequest, ToolCall
 from culet.kernel import (
     Agent,
     ChildRef,
+    ConnectContext,
+    Connection,
     Final,
     Request,
     Response,
     Turn,
     agent_tool,
+    current_agent,
     open_kernel,
     rpc,
 )
@@ -199,6 +202,31 @@ class Supervisor(Agent):
             yield i
         yield Final(n)
 
+    def should_connection_be_readonly(
+        self, connection: Connection, ctx: ConnectContext
+    ) -> bool:
+        return "readonly" in ctx.request.query
+
+    @rpc
+    async def label(self) -> str:
+        here = current_agent()
+        assert here is not None
+        assert here.connection is not None
+        return here.connection.id
+
+    @rpc
+    async def nothing(self) -> None:
+        pass
+
+    @rpc
+    async def wait(self) -> None:
+        await trio.sleep(60)
+
+    @rpc
+    async def hang_up(self, code: int) -> None:
+        for connection in self.sockets.list():
+            connection.close(code, "as asked")
+
     @rpc
     async def climb(self) -> str:
         run = await self.run_agent_tool(Climber, {}, parent_tool_call_id="call-2")
@@ -224,8 +252,28 @@ class Supervisor(Agent):
         return out
 
 
+class Hush(Agent):
+    """Has a state, and does not say who it is."""
+
+    initial_state = {"n": 0}
+    send_identity_on_connect = False
+
+    @rpc
+    async def ping(self, text: str) -> str:
+        return text
+
+
+class Plain(Hush):
+    """Says who it is, and has no state."""
+
+    initial_state = None
+    send_identity_on_connect = True
+
+
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
-    roots: list[type[Agent]] = [Supervisor, ChatBot, Mood, Slow, Clerk, Chief]
+    roots: list[type[Agent]] = [
+        Supervisor, ChatBot, Mood, Slow, Clerk, Chief, Hush, Plain,
+    ]  # fmt: skip
     facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)

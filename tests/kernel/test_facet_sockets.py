@@ -401,7 +401,7 @@ async def test_a_client_that_takes_nothing_delays_nobody(clock: object) -> None:
         assert quick.out[-100:] == [f"n{i}" for i in range(100)]
 
 
-@pytest.mark.rule("F-215")
+@pytest.mark.rule("F-215", "W-041")
 async def test_frames_that_come_during_the_connect_wait_for_its_hook(
     clock: object,
 ) -> None:
@@ -423,7 +423,7 @@ async def test_frames_that_come_during_the_connect_wait_for_its_hook(
         assert client.connection.state == {"seen": ["early", "still early"]}
 
 
-@pytest.mark.rule("F-220")
+@pytest.mark.rule("F-220", "W-013")
 async def test_two_sockets_of_one_label_are_two_and_the_newest_answers_to_it(
     clock: object,
 ) -> None:

@@ -147,7 +147,7 @@ DEEP: Any = {"list": [1, 2.5, None, [True, {"k": "✓"}]], "text": "a\n\u2028b",
 
 
 @AT
-@pytest.mark.rule("F-424", "F-422")
+@pytest.mark.rule("F-424", "F-422", "W-081", "W-082")
 async def test_results_of_every_kind(hops: Hops, clock: object) -> None:
     """A synchronous method is refused when it is marked (`test_rpc_wants_an_async_method`)."""
     async with opened() as test:
@@ -167,7 +167,7 @@ async def test_results_of_every_kind(hops: Hops, clock: object) -> None:
 
 
 @AT
-@pytest.mark.rule("F-425")
+@pytest.mark.rule("F-425", "W-084")
 async def test_what_cannot_be_called_or_fails_is_told_in_public_words(
     hops: Hops, clock: object
 ) -> None:
@@ -202,7 +202,7 @@ async def test_what_cannot_be_called_or_fails_is_told_in_public_words(
         {"type": "rpc"},
     ],
 )
-@pytest.mark.rule("F-426")
+@pytest.mark.rule("F-426", "W-080")
 async def test_what_is_not_quite_a_call_is_a_message(frame: Any, clock: object) -> None:
     async with opened() as test:
         peer = await come(test)
@@ -216,7 +216,7 @@ async def test_what_is_not_quite_a_call_is_a_message(frame: Any, clock: object) 
 
 
 @AT
-@pytest.mark.rule("F-427")
+@pytest.mark.rule("F-427", "W-087")
 async def test_calls_do_not_wait_for_each_other(hops: Hops, clock: object) -> None:
     async with opened() as test:
         peer = await come(test, hops)
@@ -230,7 +230,7 @@ async def test_calls_do_not_wait_for_each_other(hops: Hops, clock: object) -> No
 
 
 @AT
-@pytest.mark.rule("F-428", "F-430")
+@pytest.mark.rule("F-428", "F-430", "W-083", "W-085")
 @pytest.mark.parametrize("end", ["final", "stop", "raise"])
 async def test_a_stream_says_its_values_in_order_and_how_it_ended(
     end: str, hops: Hops, clock: object
@@ -253,7 +253,7 @@ async def test_a_stream_says_its_values_in_order_and_how_it_ended(
 
 
 @AT
-@pytest.mark.rule("F-429")
+@pytest.mark.rule("F-429", "W-088")
 async def test_a_client_that_is_gone_before_the_answer_is_no_error(
     hops: Hops, clock: object
 ) -> None:
@@ -308,7 +308,7 @@ async def test_two_methods_under_one_name_are_refused() -> None:
 
 
 @AT
-@pytest.mark.rule("F-436", "F-470")
+@pytest.mark.rule("F-436", "F-470", "W-086")
 async def test_no_member_of_an_agent_can_be_called(hops: Hops, clock: object) -> None:
     async with opened() as test:
         peer = await come(test, hops)

@@ -282,7 +282,7 @@ async def test_the_state_of_a_facet_is_its_own(clock: object) -> None:
 
 
 @AT
-@pytest.mark.rule("F-414", "F-422")
+@pytest.mark.rule("F-414", "F-422", "W-072")
 async def test_a_refused_state_is_neither_stored_nor_told(
     hops: Hops, clock: object
 ) -> None:
@@ -321,7 +321,7 @@ async def test_a_hook_that_raises_changes_nothing_and_its_error_is_heard(
 
 
 @AT
-@pytest.mark.rule("F-416", "F-417", "F-422", "F-229")
+@pytest.mark.rule("F-416", "F-417", "F-422", "F-229", "W-070", "W-071")
 async def test_who_changed_it_is_told_and_is_not_sent_it(
     hops: Hops, clock: object
 ) -> None:
@@ -345,7 +345,7 @@ async def test_who_changed_it_is_told_and_is_not_sent_it(
 
 
 @AT
-@pytest.mark.rule("F-418", "F-422")
+@pytest.mark.rule("F-418", "F-422", "W-048", "W-072")
 async def test_a_readonly_client_changes_no_state_in_any_way(
     hops: Hops, clock: object
 ) -> None:
@@ -411,7 +411,7 @@ async def test_who_connects_gets_one_state_the_others_each_change(
 
 
 @AT
-@pytest.mark.rule("F-420", "F-235", "F-422")
+@pytest.mark.rule("F-420", "F-235", "F-422", "W-047")
 async def test_a_client_without_protocol_calls_and_hears_messages_only(
     hops: Hops, clock: object
 ) -> None:

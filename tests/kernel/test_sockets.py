@@ -156,6 +156,7 @@ def opened(**options: Any) -> Any:
 # ---- hello
 
 
+@pytest.mark.rule("W-042")
 async def test_a_client_is_told_who_it_talks_to_then_the_hook_speaks(
     clock: object,
 ) -> None:
@@ -206,7 +207,7 @@ def states(peer: RecordingPeer) -> list[Any]:
 
 @pytest.mark.parametrize("key", ["bad", "leave"])
 @pytest.mark.parametrize("identity", ["reader", "writer"])
-@pytest.mark.rule("F-414", "F-418")
+@pytest.mark.rule("F-414", "F-418", "W-072")
 async def test_a_refused_state_is_answered_with_the_true_one(
     identity: str, key: str, clock: object
 ) -> None:
@@ -273,7 +274,7 @@ async def test_a_streaming_rpc(clock: object) -> None:
         assert [f.get("done") for f in frames] == [False, False, False, True]
 
 
-@pytest.mark.rule("F-475")
+@pytest.mark.rule("F-475", "W-052", "W-060")
 async def test_an_answer_waits_for_the_disk(clock: object) -> None:
     async with opened() as test:
         peer = await connect(test)
@@ -299,7 +300,7 @@ async def test_calls_of_one_client_begin_in_their_order(clock: object) -> None:
         assert [str(i) for i in range(8)] == HEARD
 
 
-@pytest.mark.rule("HB-37", "F-463", "F-465")
+@pytest.mark.rule("HB-37", "F-463", "F-465", "W-060")
 async def test_an_error_in_a_handler_closes_1011_and_tells_nothing(
     clock: object,
 ) -> None:
@@ -315,6 +316,7 @@ async def test_an_error_in_a_handler_closes_1011_and_tells_nothing(
         assert other.out[-1] == "hello"
 
 
+@pytest.mark.rule("W-051")
 async def test_messages_come_in_order_and_wake_a_sleeper(clock: object) -> None:
     async with opened() as test:
         peer = await connect(test)

@@ -178,6 +178,7 @@ async def test_state_is_followed_and_set():
             await one.until(lambda a: a.state == {"n": 8})
 
 
+@pytest.mark.rule("W-075")
 async def test_clients_that_set_the_state_at_one_time_end_with_the_same():
     async with (
         running() as server,
@@ -272,6 +273,7 @@ async def test_hops_lead_to_the_agents_below():
             assert leaf.state == {"leaf": True}
 
 
+@pytest.mark.rule("W-065")
 async def test_a_refusal_for_good_raises_with_its_code():
     async with running() as server:
         for sub in ([("Worker", "nobody")], [("Nowhere", "x")]):
@@ -341,7 +343,7 @@ async def test_a_bad_url_is_a_usage_error(url):
             pass
 
 
-@pytest.mark.rule("F-434")
+@pytest.mark.rule("F-434", "W-065")
 async def test_the_end_for_good_reaches_everything_that_waits():
     async with running() as server, connect(server.url()) as agent:
         events = agent.events()
@@ -374,7 +376,7 @@ async def test_after_the_block_nothing_works_and_readers_end():
             await agent.call("ping", "hi")
 
 
-@pytest.mark.rule("F-434")
+@pytest.mark.rule("F-434", "W-067")
 async def test_a_call_that_was_sent_fails_when_the_socket_is_lost():
     async with (
         running() as server,
@@ -400,7 +402,7 @@ async def test_a_call_that_was_sent_fails_when_the_socket_is_lost():
         )
 
 
-@pytest.mark.rule("F-434")
+@pytest.mark.rule("F-434", "W-067")
 async def test_a_call_that_was_not_sent_goes_over_the_next_socket():
     async with (
         running() as server,
@@ -468,6 +470,7 @@ async def test_runs_after_a_cut_in_mid_run_equal_a_fresh_replay():
         assert same(agent.runs, await fresh_runs(server.url(), agent.runs))
 
 
+@pytest.mark.rule("W-066")
 @pytest.mark.parametrize("code", [1000, 1001, 1011, 1012])
 async def test_other_close_codes_bring_the_connection_back(code):
     async with running() as server, connect(server.url(), limits=QUICK) as agent:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from culet.kernel.core.path import kebab
+
 JS = Path(__file__).parent.parent / "js"
 DOCS = JS.parent / "kill" / "docs"
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PACKAGES = all((JS / at / "node_modules/.stamp").exists() for at in ("", "older"))
 IN_CI = "CI" in os.environ
+CLASS_NAMES = (
+    "Desk", "MyAgent", "AIChat", "MY_AGENT", "COUNTER_DO", "HTTP2", "My_Agent",
+    "chat", "already-kebab", "_UnboundParent", "TestSubAgentParent", "A", "Agent_",
+)  # fmt: skip
 
 needs_packages = pytest.mark.skipif(
     not (NODE and PACKAGES) and not IN_CI, reason="run `make js` first (Node 20)"
@@ -71,6 +79,7 @@ def generation(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return ("--import", "./older.mjs") if request.param == "older" else ()
 
 
+@pytest.mark.rule("W-009", "W-065")
 @needs_packages
 @pytest.mark.slow
 def test_the_published_clients_work_with_the_gateway(
@@ -105,6 +114,44 @@ def test_our_own_client_works_with_the_gateway(url: str) -> None:
     run_node("own.test.mjs", CULET_URL=url)
 
 
+def said_in(name: str) -> set[str]:
+    """Return the rules that the titles of a file's tests name."""
+    titles = re.findall(r"""^test\((["'`].*)$""", (JS / name).read_text(), re.MULTILINE)
+    return {rule for title in titles for rule in re.findall(r"W-\d+", title)}
+
+
+def marked_for(test: pytest.FixtureRequest) -> set[str]:
+    """Return the rules that a test is marked with."""
+    return {rule for mark in test.node.iter_markers("rule") for rule in mark.args}
+
+
+@needs_packages
+@pytest.mark.rule("W-002", "W-003", "W-011", "W-012", "W-043")
+def test_the_published_client_dials_and_waits_as_the_paper_says(
+    request: pytest.FixtureRequest, generation: tuple[str, ...]
+) -> None:
+    name = "address.test.mjs"
+    assert said_in(name) == marked_for(request)
+    segments = json.dumps({class_name: kebab(class_name) for class_name in CLASS_NAMES})
+    packages = "older" if generation else ""
+    run_node(name, *generation, CULET_KEBABS=segments, CULET_PACKAGES=packages)
+
+
+@needs_packages
+@pytest.mark.slow
+@pytest.mark.parametrize("url", [()], ids=["own"], indirect=True)
+@pytest.mark.rule("W-004", "W-012", "W-032", "W-043", "W-046", "W-054")
+@pytest.mark.rule("W-065", "W-066", "W-067", "W-072", "W-082")
+def test_the_published_client_reacts_as_the_paper_says(
+    request: pytest.FixtureRequest, url: str, generation: tuple[str, ...]
+) -> None:
+    name = "wire.test.mjs"
+    assert said_in(name) == marked_for(request)
+    packages = "older" if generation else ""
+    run_node(name, *generation, CULET_URL=url, CULET_PACKAGES=packages)
+
+
+@pytest.mark.rule("W-094", "W-095", "W-098")
 @needs_packages
 @pytest.mark.slow
 def test_use_chat_of_the_ai_sdk_works_over_plain_http(url: str) -> None:

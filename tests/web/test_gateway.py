@@ -30,7 +30,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.rule("I-22")
+@pytest.mark.rule("I-22", "W-005", "W-007")
 @pytest.mark.parametrize(("path", "status", "code"), REFUSED)
 async def test_what_cannot_be_named_is_refused_and_writes_nothing(
     path: str, status: int, code: int
@@ -45,6 +45,7 @@ async def test_what_cannot_be_named_is_refused_and_writes_nothing(
         assert not any(key.name != "h" for key in server.kernel.trees)
 
 
+@pytest.mark.rule("W-023")
 async def test_an_absent_root_before_a_hop_is_not_made() -> None:
     async with serving() as server:
         path = "/agents/hub/nobody/sub/plain/x"
@@ -75,6 +76,7 @@ async def test_a_run_that_exists_admits_to_its_child() -> None:
             assert (await child.call("nothing"))["success"] is False
 
 
+@pytest.mark.rule("W-004", "W-049")
 @pytest.mark.parametrize(
     ("raw", "name"),
     [("a%2Fb", "a/b"), ("a%20b", "a b"), ("sub", "sub"), ("%E2%98%83", "☃")],
@@ -92,6 +94,7 @@ async def test_an_encoded_name_stays_one_name(raw: str, name: str) -> None:
         assert (status, body.decode()) == (200, f"{name}|/tail%2Fx|{{'a': '1'}}")
 
 
+@pytest.mark.rule("W-007")
 async def test_four_levels_are_the_most() -> None:
     async with serving() as server:
         async with server.connect() as hub:
@@ -105,7 +108,7 @@ async def test_four_levels_are_the_most() -> None:
         assert await server.close_of(path + "/sub/plain/d") == 4400
 
 
-@pytest.mark.rule("I-42")
+@pytest.mark.rule("I-42", "W-034")
 async def test_the_order_is_origin_authenticate_admit() -> None:
     asked: list[str] = []
 
@@ -137,7 +140,7 @@ async def test_the_order_is_origin_authenticate_admit() -> None:
     assert len(server.kernel.trees) == 0
 
 
-@pytest.mark.rule("F-44", "F-54")
+@pytest.mark.rule("F-44", "F-54", "W-024", "W-030")
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
 @pytest.mark.parametrize("where", ["authenticate", "admit"])
 async def test_a_failing_gate_refuses_and_does_not_say_why(
@@ -158,6 +161,7 @@ async def test_a_failing_gate_refuses_and_does_not_say_why(
             assert "secret" not in reason
 
 
+@pytest.mark.rule("W-023", "W-030")
 async def test_a_gate_that_raises_refused_has_its_status() -> None:
     async def authenticate(request: Request) -> None:
         raise Refused("pay first", status=402)
@@ -186,7 +190,7 @@ ORIGINS = [
 ]
 
 
-@pytest.mark.rule("F-47")
+@pytest.mark.rule("F-47", "W-025")
 @pytest.mark.parametrize(("origins", "origin", "host", "allowed"), ORIGINS)
 def test_origins(origins, origin, host, allowed) -> None:
     headers = {"host": host} | ({} if origin is None else {"origin": origin})
@@ -203,6 +207,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         _ = Gateway(None).kernel
 
 
+@pytest.mark.rule("W-030")
 @pytest.mark.parametrize(
     ("status", "code"),
     [(400, 4400), (404, 4404), (499, 4499), (500, 1011), (302, 1011)],
@@ -211,6 +216,7 @@ def test_close_codes(status: int, code: int) -> None:
     assert close_code(status) == code
 
 
+@pytest.mark.rule("W-015")
 async def test_the_other_transport_is_refused_in_http() -> None:
     async with serving() as server:
         path = "/agents/hub/h?__agents_transport="
@@ -218,6 +224,7 @@ async def test_the_other_transport_is_refused_in_http() -> None:
         assert await server.refused(path + "cf-websocket") == 101
 
 
+@pytest.mark.rule("W-001")
 async def test_a_prefix_may_have_several_segments() -> None:
     async with serving(prefix="api/v1/agents") as server:
         async with server.connect("/api/v1/agents/hub/h") as client:
@@ -225,6 +232,7 @@ async def test_a_prefix_may_have_several_segments() -> None:
         assert await server.refused("/agents/hub/h") == 404
 
 
+@pytest.mark.rule("W-023")
 async def test_a_reason_that_authenticate_gives_is_told() -> None:
     async def authenticate(request: Request) -> str:
         raise Refused("come back on Monday", status=403)

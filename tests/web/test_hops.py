@@ -129,7 +129,7 @@ async def test_get_and_head_come_without_a_body() -> None:
         assert int(headers["content-length"]) > 9
 
 
-@pytest.mark.rule("F-122", "F-131", "F-123")
+@pytest.mark.rule("F-122", "F-131", "F-123", "W-023")
 async def test_a_gate_is_asked_once_and_its_response_ends_the_way() -> None:
     async with serving() as server:
         started = list(Mid.started)
@@ -185,7 +185,7 @@ async def test_a_gate_that_fails_refuses_without_a_word_of_why(way: str) -> None
         assert [name for name, _ in Mid.started] == ["t", "m"]
 
 
-@pytest.mark.rule("F-133", "F-149", "F-150")
+@pytest.mark.rule("F-133", "F-149", "F-150", "W-023")
 async def test_a_child_that_cannot_start_is_503_and_a_handler_is_never_repeated() -> (
     None
 ):
@@ -253,7 +253,7 @@ async def test_the_root_gate_is_asked_once_and_wakes_nobody() -> None:
         assert [key.name for key in server.kernel.trees] == ["t"]
 
 
-@pytest.mark.rule("F-143")
+@pytest.mark.rule("F-143", "W-026", "W-027")
 async def test_a_preflight_is_answered_without_waking_anybody() -> None:
     async with serving(cors=True) as server:
         status, headers, _ = await server.http(

@@ -42,13 +42,14 @@ async def test_a_body_that_is_too_large_is_413() -> None:
         assert (await server.http("POST", path, body=b"x" * 2001))[0] == 413
 
 
+@pytest.mark.rule("W-021")
 async def test_head_has_the_headers_and_no_body() -> None:
     async with serving() as server:
         status, headers, body = await server.http("HEAD", "/agents/hub/h")
         assert (status, headers["content-length"], body) == (404, "15", b"")
 
 
-@pytest.mark.rule("F-465")
+@pytest.mark.rule("F-465", "W-024")
 async def test_a_failing_handler_is_500_with_an_error_id(caplog) -> None:
     async with serving() as server:
         status, _, body = await server.http("GET", "/agents/hub/h/fail")
@@ -58,6 +59,7 @@ async def test_a_failing_handler_is_500_with_an_error_id(caplog) -> None:
     assert "secret-token-9" in caplog.text
 
 
+@pytest.mark.rule("W-010")
 async def test_what_is_not_ours_falls_through_to_the_app() -> None:
     async with serving() as server:
         for path in ("/other", "/agents", "/agentsx/hub/h"):
@@ -65,6 +67,7 @@ async def test_what_is_not_ours_falls_through_to_the_app() -> None:
         assert (await server.http("GET", "/agents/hub"))[0] == 404
 
 
+@pytest.mark.rule("W-025", "W-027")
 async def test_foreign_pages_may_not_post_unless_cors_says_so() -> None:
     origin = ("Origin: https://b.example",)
     async with serving() as server:

@@ -26,6 +26,7 @@ async def test_the_answer_to_a_call_stands_behind_the_frames_of_its_run() -> Non
         assert kinds[-2:] == ["finished", "rpc"]
 
 
+@pytest.mark.rule("W-051", "W-087")
 async def test_calls_in_flight_begin_in_the_order_in_which_they_were_sent() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()

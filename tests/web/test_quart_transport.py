@@ -41,6 +41,7 @@ async def until_sockets(server: Any, count: int) -> None:
 # ---- what holds on both
 
 
+@pytest.mark.rule("W-068")
 @pytest.mark.parametrize("message", ["x" * 2001, "☃" * 700, b"x" * 2001])
 async def test_a_message_that_is_too_large_is_told_so(
     transport: str, message: str | bytes
@@ -68,6 +69,7 @@ async def test_a_client_that_vanishes_while_it_is_sent_to(transport: str) -> Non
         await until_sockets(server, 1)
 
 
+@pytest.mark.rule("W-025", "W-031")
 async def test_foreign_pages_are_refused_in_http(transport: str) -> None:
     foreign = [("Origin", "https://evil.example")]
     async with serving() as server:
@@ -75,7 +77,7 @@ async def test_foreign_pages_are_refused_in_http(transport: str) -> None:
         assert server.kernel.trees == {}
 
 
-@pytest.mark.rule("F-50", "I-43")
+@pytest.mark.rule("F-50", "I-43", "W-017")
 async def test_compression_is_declined(transport: str) -> None:
     head = upgrade(extra="Sec-WebSocket-Extensions: permessage-deflate\r\n")
     async with serving() as server, raw(server, head) as client:
@@ -85,6 +87,7 @@ async def test_compression_is_declined(transport: str) -> None:
         assert b"permessage-deflate" not in data
 
 
+@pytest.mark.rule("W-031")
 async def test_the_number_of_sockets_of_one_address_is_bounded() -> None:
     limits = Limits(connections_per_address=2)
     async with serving(limits=limits, transport=QUART) as server:
@@ -114,6 +117,7 @@ async def test_a_client_that_does_not_close_is_dropped() -> None:
         await until_sockets(server, 0)
 
 
+@pytest.mark.rule("W-063")
 async def test_the_server_says_goodbye_when_hypercorn_stops() -> None:
     async with open_kernel(roots=[Hub]) as kernel, trio.open_nursery() as nursery:
         inner = await nursery.start(cancellable, create_app(kernel))
@@ -245,6 +249,7 @@ async def test_a_send_that_raises_ends_the_connection() -> None:
 # ---- what cannot hold under plain hypercorn
 
 
+@pytest.mark.rule("W-068")
 @pytest.mark.cannot("hypercorn drops malformed frames without a close frame")
 @pytest.mark.parametrize(("data", "code"), MALFORMED[:-1])
 async def test_malformed_frames_end_the_connection_without_a_code(
@@ -290,6 +295,7 @@ class Closing:
         return getattr(self._inner, name)
 
 
+@pytest.mark.rule("W-053")
 @pytest.mark.cannot("an app can neither ping nor see a pong: hypercorn's own setting")
 async def test_who_answers_no_ping_is_not_cut() -> None:
     limits = Limits(ping_s=0.02, idle_s=0.05)

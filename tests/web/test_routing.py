@@ -358,6 +358,7 @@ async def test_a_facet_may_be_the_parent_and_depth_counts_from_the_root() -> Non
         assert [(at, to) for at, to, _, _ in asked] == [("one", "two")]
 
 
+@pytest.mark.rule("W-023")
 async def test_a_parent_that_was_deleted_is_410_and_comes_not_back() -> None:
     async with opened() as kernel:
         desk = await kernel.get_agent(Desk, "a")

@@ -63,7 +63,7 @@ def texts(session: Session) -> list[str | bytes]:
     return [text for blob in session.take() for text in blob.texts]
 
 
-@pytest.mark.rule("I-15")
+@pytest.mark.rule("I-15", "W-052")
 def test_nothing_leaves_before_its_stamp_is_durable() -> None:
     session, gate, notes = new()
 
@@ -104,6 +104,7 @@ def test_a_fence_releases_a_close_that_waited() -> None:
     assert notes == ["ready"]
 
 
+@pytest.mark.rule("W-060")
 def test_an_end_waits_for_what_was_pushed_before_it() -> None:
     session, gate, notes = new()
     session.close(1000, "bye", 1)
@@ -139,7 +140,7 @@ def test_a_page_of_replay_may_be_empty() -> None:
     assert not session.hungry
 
 
-@pytest.mark.rule("I-43")
+@pytest.mark.rule("I-43", "W-069")
 def test_a_client_whose_outbox_is_full_is_cut_once() -> None:
     session, _, notes = new(Limits(outbox_bytes=10))
     session.push(Blob("123456"), 0)

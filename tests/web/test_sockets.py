@@ -21,6 +21,7 @@ def without_replay(frames: list[dict]) -> list[dict]:
     return [{k: v for k, v in f.items() if k != "replay"} for f in frames]
 
 
+@pytest.mark.rule("W-042", "W-011")
 async def test_the_first_frames_say_who_the_agent_is() -> None:
     async with serving() as server, server.connect("/agents/hub/h?") as client:
         identity, state, catalogue = await client.hello()
@@ -33,6 +34,7 @@ async def test_the_first_frames_say_who_the_agent_is() -> None:
         assert catalogue["mcp"]["servers"] == {}
 
 
+@pytest.mark.rule("W-043", "W-049")
 async def test_an_agent_without_state_sends_none() -> None:
     async with serving() as server, server.connect() as hub:
         await hub.call("make", "p")
@@ -41,7 +43,7 @@ async def test_an_agent_without_state_sends_none() -> None:
         assert "stateFollows" not in identity
 
 
-@pytest.mark.rule("F-425")
+@pytest.mark.rule("F-425", "W-081", "W-084")
 async def test_calls_and_their_errors() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()
@@ -61,6 +63,7 @@ async def test_calls_and_their_errors() -> None:
         assert (await client.call("ping", "still here"))["result"] == "still here"
 
 
+@pytest.mark.rule("W-041")
 async def test_calls_that_came_before_the_hello_are_answered() -> None:
     async with serving() as server, server.connect() as client:
         await client.start("ping", "first bytes")
@@ -69,7 +72,7 @@ async def test_calls_that_came_before_the_hello_are_answered() -> None:
         assert frames[-1]["result"] == "first bytes"
 
 
-@pytest.mark.rule("F-428")
+@pytest.mark.rule("F-428", "W-083")
 async def test_a_streaming_call_ends_with_its_final_value() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()
@@ -81,7 +84,7 @@ async def test_a_streaming_call_ends_with_its_final_value() -> None:
         ]  # fmt: skip
 
 
-@pytest.mark.rule("F-417")
+@pytest.mark.rule("F-417", "W-048", "W-070", "W-072")
 async def test_state_goes_to_all_others() -> None:
     async with (
         serving() as server,
@@ -123,6 +126,7 @@ async def test_a_broadcast_reaches_everybody_here_and_nobody_elsewhere() -> None
         assert (await eve.call("ping", "quiet"))["result"] == "quiet"
 
 
+@pytest.mark.rule("W-089")
 async def test_text_and_bytes_go_through_unchanged() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()
@@ -135,6 +139,7 @@ async def read_run(client: Client) -> list[dict]:
     return await client.until(is_end)
 
 
+@pytest.mark.rule("W-045")
 async def test_replay_equals_live() -> None:
     async with serving() as server, server.connect() as live:
         await live.hello()
@@ -189,6 +194,7 @@ async def test_a_client_that_comes_back_has_its_label_and_the_whole_picture() ->
         assert not tree.closed
 
 
+@pytest.mark.rule("W-062")
 async def test_a_deleted_agent_closes_its_sockets() -> None:
     async with serving() as server, server.connect() as hub:
         await hub.call("make", "p")
@@ -198,6 +204,7 @@ async def test_a_deleted_agent_closes_its_sockets() -> None:
             assert await client.closed() == (4410, "deleted")
 
 
+@pytest.mark.rule("W-033", "W-060")
 async def test_a_failing_handler_is_told_as_a_failure(caplog) -> None:
     async with serving() as server:
         async with server.connect() as client:
@@ -212,6 +219,7 @@ async def test_a_failing_handler_is_told_as_a_failure(caplog) -> None:
     assert "secret-token-9" in caplog.text, "the details are in the log"
 
 
+@pytest.mark.rule("W-033", "W-023")
 async def test_an_agent_that_has_no_room_says_so_without_a_reason_of_ours() -> None:
     async with serving() as server:
         async with server.connect("/agents/hub/h?full=1") as client:
@@ -222,6 +230,7 @@ async def test_an_agent_that_has_no_room_says_so_without_a_reason_of_ours() -> N
         assert "retry-after" in headers
 
 
+@pytest.mark.rule("W-030", "W-023")
 async def test_a_child_that_cannot_start_is_not_refused_for_good(caplog) -> None:
     async with serving() as server, server.connect() as hub:
         await hub.hello()
@@ -245,7 +254,7 @@ async def test_one_socket_more_than_a_tree_may_have_is_told_to_try_again() -> No
             await three.hello()
 
 
-@pytest.mark.rule("F-221", "F-222")
+@pytest.mark.rule("F-221", "F-222", "W-033")
 async def test_tags_that_cannot_be_close_1011_and_the_log_says_why(caplog) -> None:
     async with (
         serving() as server,
@@ -260,7 +269,7 @@ async def test_tags_that_cannot_be_close_1011_and_the_log_says_why(caplog) -> No
     assert "1 to 256 letters" in caplog.text
 
 
-@pytest.mark.rule("F-223")
+@pytest.mark.rule("F-223", "W-064")
 @pytest.mark.parametrize("code", [1000, 4001, None])
 async def test_a_close_is_answered_with_its_code_unless_that_is_reserved(code) -> None:
     async with serving() as server, server.connect() as client:

@@ -135,6 +135,7 @@ async def test_bytes_after_an_upgrade_harm_nobody(extra: bytes, path: str) -> No
         stop.set()
 
 
+@pytest.mark.rule("W-031")
 @pytest.mark.parametrize(
     ("good", "bad_one"),
     [
@@ -190,7 +191,7 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("F-35", "I-45")
+@pytest.mark.rule("F-35", "I-45", "W-068")
 @pytest.mark.parametrize(("data", "code"), MALFORMED)
 async def test_malformed_frames_close_with_their_code(data: bytes, code: int) -> None:
     async with serving(limits=Limits(message_bytes=2000)) as server:
@@ -220,6 +221,7 @@ async def test_a_message_in_parts_is_one_message() -> None:
         assert [f.data for f in client.seen if f.opcode == 10] == [b"ping between"]
 
 
+@pytest.mark.rule("W-031")
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -262,6 +264,7 @@ async def test_one_address_has_a_bounded_number_of_connections() -> None:
         await echo(a)
 
 
+@pytest.mark.rule("W-016")
 @pytest.mark.usefixtures("transport")
 async def test_an_offered_subprotocol_is_echoed() -> None:
     head = upgrade(extra="Sec-WebSocket-Protocol: one, two\r\n")
@@ -271,7 +274,7 @@ async def test_an_offered_subprotocol_is_echoed() -> None:
         assert b"permessage-deflate" not in data
 
 
-@pytest.mark.rule("I-20", "F-31")
+@pytest.mark.rule("I-20", "F-31", "W-069")
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize(
     "limits",
@@ -301,7 +304,7 @@ async def test_a_slow_client_is_cut_and_others_go_on(limits: Limits) -> None:
             await echo(client)
 
 
-@pytest.mark.rule("F-32")
+@pytest.mark.rule("F-32", "W-053", "W-069")
 async def test_who_answers_no_ping_is_cut() -> None:
     async with (
         serving(limits=Limits(ping_s=0.05, idle_s=0.2)) as server,
@@ -320,6 +323,7 @@ async def test_who_answers_no_ping_is_cut() -> None:
         await echo(client)
 
 
+@pytest.mark.rule("W-052")
 @pytest.mark.usefixtures("transport")
 async def test_a_reply_waits_for_the_disk(tmp_path: Path) -> None:
     disk = threading.Event()
@@ -350,6 +354,7 @@ async def test_a_reply_waits_for_the_disk(tmp_path: Path) -> None:
         assert (answer["id"], answer["result"]) == (call_id, 2)
 
 
+@pytest.mark.rule("W-063")
 async def test_the_server_says_goodbye_when_it_stops() -> None:
     async with serving() as server, server.connect() as client:
         await client.hello()

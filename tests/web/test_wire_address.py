@@ -149,6 +149,23 @@ async def test_http_that_an_agent_does_not_answer_is_404_also_where_sockets_are(
                 assert (status, body) == (404, b"Not implemented"), path
 
 
+@pytest.mark.rule("W-022")
+async def test_a_class_that_is_unknown_or_elsewhere_is_told_and_nobody_is_woken() -> (
+    None
+):
+    async with wired() as server:
+        for path, status, words in [
+            ("/agents/nope/x", 400, "no agent class answers to 'nope'"),
+            ("/agents/Desk/x", 400, "no agent class answers to 'Desk'"),
+            ("/agents/note/x", 404, "Not Found"),
+            (f"{ROOT}/sub/nope/x", 404, "Not Found"),
+            (f"{ROOT}/sub/note", 404, "Not Found"),
+        ]:
+            answer = await server.http("GET", path)
+            assert (answer[0], answer[2].decode()) == (status, words)
+        assert server.kernel.trees == {}
+
+
 @pytest.mark.rule("W-026")
 async def test_options_is_for_the_agent_unless_cors_is_on() -> None:
     async with wired() as server:
