@@ -35,6 +35,7 @@ from culet.kernel import (
     open_kernel,
     rpc,
 )
+from culet.kernel.errors import UserError
 from culet.web import create_app, route_sub_agent_socket, serve
 from culet.web.demo.agents import demo_classes
 from culet.web.demo.corpus import corpora
@@ -54,7 +55,7 @@ class ChatBot(AIChatAgent):
         for i in range(said, 40):
             await trio.sleep(PACE_S)
             if i == 5 and asked == ["fail"]:
-                raise ValueError("out of words")
+                raise UserError("out of words")
             yield {
                 "type": "text-delta",
                 "id": "t",
