@@ -67,6 +67,10 @@ class Hub(Agent):
         return text
 
     @rpc
+    async def slow(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    @rpc
     async def fail(self) -> None:
         raise ValueError("secret-token-9")
 
@@ -123,6 +127,9 @@ class Hub(Agent):
         match request.path:
             case "/echo":
                 return Response(await request.read())
+            case "/late":
+                await trio.sleep(float(request.query["s"]))
+                return Response(str(len(await request.read())))
             case "/stream":
                 return Response(_parts(), headers={"content-type": "text/plain"})
             case "/fail":

@@ -304,7 +304,7 @@ def kernel_request(
                     raise too_large
                 yield part
             if intake is not None and intake.dropped:
-                raise Refused("the request body was not read in time", status=408)
+                raise Refused(f"the request body {intake.dropped}", status=408)
         except HTTPException as error:  # the app has a bound of its own
             raise Refused(str(error), status=error.code or 400) from error
 

@@ -3,11 +3,13 @@
 Quart takes what a server has as soon as it is there and keeps it until somebody reads:
 an agent that reads slowly, or not at all, would hold a whole upload in memory. So where a
 body goes to an agent, the next part is not asked for while enough of it lies unread; the
-server stops reading then, and the client has to wait.
+server stops reading then, and the client has to wait. A client that sends too slowly is
+not waited for: it may be behind the pace for a while, in all, however it spreads that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, final
@@ -33,12 +35,20 @@ class Intake:
         self._unread = 0
         self._over = False  # nobody will read any more
         self._room = trio.Event()
-        self.dropped = False  # it was not read in time
+        self._whole = False  # all of it has come
+        self._patience_s = math.inf  # with the client, as long as it sends nothing
+        self._waiting = trio.CancelScope()  # for the client
+        self._since = trio.current_time()  # it waits, or would
+        self.dropped = ""  # why the rest of it is not there
 
     def bound(self, limits: Limits) -> None:
         """Keep it within bounds from now on; what was passed on before does not count."""
         if self._limits is None:
             self._limits, self._unread = limits, 0
+            self._patience_s = limits.body_late_s
+            if not self._whole:
+                self._since = trio.current_time()
+                self._waiting.deadline = self._since + self._patience_s
 
     def read(self, size: int) -> None:
         """So many bytes were read."""
@@ -63,15 +73,38 @@ class Intake:
                     self._room = trio.Event()
                     await self._room.wait()
             if waiting.cancelled_caught:
-                self.dropped = self._over = True
-                return {"type": "http.request", "body": b"", "more_body": False}
+                return self._drop("was not read in time")
         while True:
-            event = await self._receive()
+            event = await self._next()
+            if event is None:
+                return self._drop("came too slowly")
             if event["type"] != "http.request":
                 return event
             if not self._over:
                 self._unread += len(event.get("body", b""))
                 return event
+
+    async def _next(self) -> Event | None:
+        """Return what comes next; None when the client was too slow with it."""
+        if self._whole or self.dropped:
+            return await self._receive()  # nothing but the end of the connection
+        self._since = trio.current_time()
+        deadline = self._since + self._patience_s
+        with trio.CancelScope(deadline=deadline) as self._waiting:
+            event = await self._receive()
+        if self._waiting.cancelled_caught:
+            return None
+        self._whole = event["type"] != "http.request" or not event.get("more_body")
+        if self._limits is not None:
+            waited = trio.current_time() - self._since
+            sent = len(event.get("body", b"")) / self._limits.body_pace
+            most = self._limits.body_late_s
+            self._patience_s = min(self._patience_s - waited + sent, most)
+        return event
+
+    def _drop(self, why: str) -> Event:
+        self.dropped, self._over = why, True
+        return {"type": "http.request", "body": b"", "more_body": False}
 
     async def abandon(self, send: Send) -> None:
         """The app failed: tell hypercorn, which may have to get rid of what it holds."""

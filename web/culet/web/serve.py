@@ -303,14 +303,19 @@ class _Replayed(trio.abc.HalfCloseableStream):
         return bytes(await self._stream.receive_some(max_bytes))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, or give the client up: the caller's scope is shielded."""
+        """Send, or give the client up: the caller's scope is shielded.
+
+        Each part has its time, so that only who reads nothing is given up.
+        """
         async with self._turn:
-            deadline = trio.move_on_after(self._send_s)
-            with deadline:
-                await self._stream.send_all(data)
-        if deadline.cancelled_caught:
-            self.socket.close()
-            raise trio.BrokenResourceError("the client does not read")
+            whole = memoryview(data)
+            for at in range(0, len(whole), RECEIVE_BYTES):
+                deadline = trio.move_on_after(self._send_s)
+                with deadline:
+                    await self._stream.send_all(whole[at : at + RECEIVE_BYTES])
+                if deadline.cancelled_caught:
+                    self.socket.close()
+                    raise trio.BrokenResourceError("the client does not read")
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there is room to send."""

@@ -134,7 +134,8 @@ class Wire(trio.abc.Instrument):
     async def keep(self) -> None:
         """Ping the quiet, cut the idle, the slow and those that will not close."""
         limits = self.limits
-        pace = min(limits.ping_s, limits.idle_s, limits.slow_client_s, 4.0) / 4
+        bounds = (limits.ping_s, limits.idle_s, limits.slow_client_s)
+        pace = min(*bounds, limits.handshake_s, 4.0) / 4
         while True:
             await trio.sleep(pace)
             now = trio.current_time()
@@ -158,9 +159,10 @@ class Link:
         "_close_by",
         "_control",
         "_drained",
+        "_full",
         "_heard_at",
+        "_message",
         "_moved_at",
-        "_parts",
         "_pinged_at",
         "_protocol",
         "_rest",
@@ -181,7 +183,8 @@ class Link:
         self.session: Session | None = None
         self._stream, self._socket, self._protocol = stream, stream.socket, protocol
         self._control: list[bytes] = []
-        self._parts: list[bytes] = []
+        self._message = bytearray()  # as far as it has come: many parts may be empty
+        self._full = False  # nothing is read: the agent has enough to do
         self._text = True
         self._rest: memoryview | None = None
         self._blocked = False
@@ -260,7 +263,7 @@ class Link:
             if protocol.eof_sent:
                 await self._say_last()
                 return
-            await connection.room()
+            await self._room(connection)
             try:
                 data = await self._arrived()
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -280,6 +283,13 @@ class Link:
             data = _read(socket.fileno())
             if data is not None:
                 return data
+
+    async def _room(self, connection: Connection) -> None:
+        """Wait until the agent takes more; a client that is not read is not silent."""
+        self._full = True
+        await connection.room()
+        self._full = False
+        self._heard_at = max(self._heard_at, trio.current_time())
 
     def _take(self, connection: Connection) -> None:
         """Hand over the messages that are complete; keep control frames to send."""
@@ -304,10 +314,10 @@ class Link:
             if event.fin:
                 self._hand(connection, data)
                 return
-        self._parts.append(data)
+        self._message += data
         if event.fin:
-            parts, self._parts = self._parts, []
-            self._hand(connection, b"".join(parts))
+            message, self._message = bytes(self._message), bytearray()
+            self._hand(connection, message)
 
     def _hand(self, connection: Connection, data: bytes) -> None:
         if not self._text:
@@ -422,25 +432,40 @@ class Link:
 
     def look(self, now: float) -> None:
         """Do what time asks for."""
-        limits = self.wire.limits
-        heard = max(self._heard_at, self._moved_at)
-        if self._close_by is not None and now > self._close_by:
-            self.cut("did not close")
-        elif now - heard > limits.idle_s:
-            self.cut("idle")
-        elif (
-            self._blocked
-            and now - self._moved_at > limits.slow_client_s
-            and self.session is not None
-            and self.session.live
-        ):
-            self.cut("slow")
-        elif (
-            now - max(heard, self._pinged_at) > limits.ping_s
+        why = self._overdue(now)
+        if why:
+            self.cut(why)
+            return
+        known = max(self._heard_at, self._moved_at, self._pinged_at)
+        quiet = now - known > self.wire.limits.ping_s
+        if (
+            quiet
             and not self._blocked
+            and not self._full
             and self._protocol.state is OPEN
         ):
             self._pinged_at = now
             self._protocol.send_ping(b"")
             self._control += self._protocol.data_to_send()
             self.ready()
+
+    def _overdue(self, now: float) -> str:
+        """Return why this client is cut now; empty when it is not."""
+        limits = self.wire.limits
+        heard = max(self._heard_at, self._moved_at)
+        if self._close_by is not None and now > self._close_by:
+            return "did not close"
+        if (
+            self._blocked
+            and now - self._moved_at > limits.slow_client_s
+            and self.session is not None
+            and self.session.live
+        ):
+            return "slow"
+        if self._full:
+            return ""  # it is not read: what it says is not heard
+        if now - heard > limits.idle_s:
+            return "idle"
+        if self._pinged_at > heard and now - self._pinged_at > limits.ping_s:
+            return "answers no ping"
+        return ""

@@ -160,6 +160,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 16 << 20
     body_unread_bytes: int = 256 << 10  # of a body: then the client waits
     body_wait_s: float = 60.0  # for an agent to read on; then the rest is dropped
+    body_pace: int = 1 << 10  # bytes a second, that a client sends of a body
+    body_late_s: float = 60.0  # that it may be behind; then the rest is dropped
     connections: int = 10_000
     connections_per_address: int = 1_000
     rpc_per_connection: int = 1_024  # in flight
