@@ -252,6 +252,72 @@ test("until tells of what holds, of what will never, and can be forgotten", asyn
   await assert.rejects(wrong, RangeError);
 });
 
+/** A client that has asked "hi" over a socket that is gone, its new socket, and the server's history. */
+async function cutOff(t, { confirmed = true } = {}) {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const history = [];
+  const fetch = async () => Response.json(history);
+  const client = clientOf(t, { chat: true, fetch });
+  await settle();
+  Wire.made[0].open();
+  await settle();
+  const turn = client.ask("hi", { id: "t1" });
+  history.push(client.messages[0]);
+  if (confirmed) Wire.made[0].say({ type: "cf_agent_use_chat_response", id: "t1", seq: 0, body: '{"type":"start","messageId":"m"}' });
+  Wire.made[0].close(1006);
+  t.mock.timers.tick(5_000);
+  await settle();
+  const [, wire] = Wire.made;
+  wire.open();
+  const { probeId } = wire.sent.find(({ type }) => type === "cf_agent_stream_resume_request");
+  const sent = (type) => wire.sent.filter((frame) => frame.type === `cf_agent_${type}`).map(({ id }) => id);
+  const none = () => wire.say({ type: "cf_agent_stream_resume_none", probeId });
+  return { client, turn, history, wire, probeId, sent, none };
+}
+const replayed = (seq, chunk, more) => ({ type: "cf_agent_use_chat_response", id: "t1", seq, body: JSON.stringify(chunk), replay: true, ...more });
+
+test("a turn that has ended while nobody listened is asked for, and told as it ended", async (t) => {
+  const { turn, wire, sent, none } = await cutOff(t);
+  none();
+  assert.deepEqual(sent("stream_resume_ack"), ["t1"]);
+  wire.say(replayed(0, { type: "start", messageId: "m" }));
+  wire.say(replayed(1, { type: "error", errorText: "out of words" }));
+  wire.say({ type: "cf_agent_use_chat_response", id: "t1", body: "", done: true, outcome: "error" });
+
+  await assert.rejects(turn.done, { name: "CallFailed", message: "out of words" });
+});
+
+test("so is one whose question was never confirmed, but is in the history", async (t) => {
+  const one = await cutOff(t, { confirmed: false });
+  one.none();
+  assert.deepEqual(one.sent("stream_resume_ack"), [], "it may never have arrived");
+  await settle();
+  assert.deepEqual([one.sent("stream_resume_ack"), one.sent("use_chat_request")], [["t1"], []]);
+  one.wire.say(replayed(0, { type: "start", messageId: "m" }));
+  one.wire.say({ type: "cf_agent_use_chat_response", id: "t1", body: "", done: true, outcome: "aborted" });
+  assert.equal((await one.turn.done).outcome, "aborted");
+});
+
+test("so is one where another's turn runs by now", async (t) => {
+  const two = await cutOff(t);
+  two.wire.say({ type: "cf_agent_stream_resuming", id: "theirs", probeId: two.probeId });
+  assert.deepEqual(two.sent("stream_resume_ack"), ["theirs", "t1"]);
+  two.client.close();
+  await assert.rejects(two.turn.done, ConnectionEnded);
+});
+
+test("one that the server has forgotten is only known to be over, with what the history has of it", async (t) => {
+  const { client, turn, history, none } = await cutOff(t);
+  history.push({ id: "m", role: "assistant", parts: [{ type: "text", text: "kept" }] });
+  await settle();
+  none();
+  t.mock.timers.tick(4_999);
+  assert.equal(client.snapshot.chat.turns[0].phase, "streaming");
+  t.mock.timers.tick(1);
+
+  assert.equal((await turn.done).outcome, "ended");
+});
+
 test("who is told that a state follows is ready when it is there", async (t) => {
   const client = clientOf(t);
   await settle();

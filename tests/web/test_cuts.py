@@ -9,10 +9,7 @@ One that says nothing is sent all of them each time; his fold takes each once.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -21,93 +18,19 @@ import trio
 from trio_websocket import ConnectionClosed, HandshakeError, wrap_client_stream
 
 import volume
-from culet.kernel import (
-    Agent,
-    AgentToolEvents,
-    Turn,
-    apply_agent_tool_event,
-    open_kernel,
-    rpc,
-)
+from culet.kernel import AgentToolEvents, apply_agent_tool_event
 from culet.kernel.core.attach import PARAMETER, Known, known_text, noted
-from culet.web import create_app, serve
+from web.cutting import GONE, Cutter, cutter
 
 CUTS = volume.ASKED["cuts"].now
 SILENT_CUTS = 40  # of who says nothing: he is sent everything each time
 CHUNKS = 12 * CUTS
 PATH = "/agents/desk/d?_pk=me"
-_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
-
-
-class Talker(Agent):
-    """Says numbers, as fast as they are stored, with now and then a breath."""
-
-    async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
-        for n in range(turn.input):
-            yield {"type": "text-delta", "id": "t", "delta": f"{n} "}
-            if n % 50 == 0:
-                await trio.sleep(0.01)
-
-
-class Desk(Agent):
-    @rpc
-    async def begin(self, chunks: int) -> str:
-        return (
-            await self.run_agent_tool(Talker, chunks, run_id="r", detached=True)
-        ).status
-
-
-class Cutter:
-    """A proxy that lets a number of bytes through to the client, then cuts."""
-
-    def __init__(self, target: int, port: int, chance: random.Random) -> None:
-        self.target, self.port, self._chance = target, port, chance
-        self.cuts, self.most = 0, 0
-
-    async def handle(self, near: trio.SocketStream) -> None:
-        left = self._chance.choice((200, 900, 2_000, 6_000)) * 2 * self._chance.random()
-        far = await trio.open_tcp_stream("127.0.0.1", self.target)
-        async with far, near, trio.open_nursery() as nursery:
-            nursery.start_soon(self._up, near, far)
-            with suppress(*_GONE):
-                while data := await far.receive_some(65536):
-                    if self.cuts < self.most and len(data) > left:
-                        await near.send_all(data[: int(left)])
-                        self.cuts += 1
-                        break
-                    left -= len(data)
-                    await near.send_all(data)
-            nursery.cancel_scope.cancel()
-
-    async def _up(self, near: trio.SocketStream, far: trio.SocketStream) -> None:
-        with suppress(*_GONE):
-            while data := await near.receive_some(65536):
-                await far.send_all(data)
-
-
-@asynccontextmanager
-async def cutter(seed: int) -> AsyncIterator[Cutter]:
-    """Serve a desk whose run has begun, behind a proxy that cuts."""
-    async with (
-        open_kernel(roots=[Desk], facets=[Talker], storage="memory:") as kernel,
-        trio.open_nursery() as nursery,
-    ):
-        url = await nursery.start(
-            partial(serve, create_app(kernel), bind="127.0.0.1:0")
-        )
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        port = listeners[0].socket.getsockname()[1]
-        made = Cutter(int(url.rpartition(":")[2]), port, random.Random(seed))
-        nursery.start_soon(partial(trio.serve_listeners, made.handle, listeners))
-        desk = await kernel.get_agent(Desk, "d")
-        await desk.begin(CHUNKS)
-        yield made
-        nursery.cancel_scope.cancel()
 
 
 async def hear(port: int, path: str, take: Any) -> None:
     """Give `take` each message of one connection, until that is gone or it has enough."""
-    with suppress(*_GONE):
+    with suppress(*GONE):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream, trio.open_nursery() as nursery:
             with suppress(ConnectionClosed, HandshakeError):
@@ -167,7 +90,7 @@ async def test_who_says_what_he_has_is_sent_each_frame_once_over_all_cuts() -> N
         return f"{PATH}&{PARAMETER}={quote(known_text(known), safe='')}"
 
     path.noted = 0  # type: ignore[attr-defined]
-    async with cutter(seed=1) as made:
+    async with cutter(1, CHUNKS) as made:
         made.most = CUTS
         await watched(made, heard, path)
         volume.LEDGER.add("cuts", made.cuts)
@@ -183,7 +106,7 @@ async def test_who_says_what_he_has_is_sent_each_frame_once_over_all_cuts() -> N
 @pytest.mark.slow
 async def test_who_says_nothing_folds_each_frame_once_over_all_cuts() -> None:
     heard: list[Any] = []
-    async with cutter(seed=2) as made:
+    async with cutter(2, CHUNKS) as made:
         made.most = SILENT_CUTS
         await watched(made, heard, lambda: PATH)
         assert made.cuts == SILENT_CUTS

@@ -13,6 +13,7 @@ import {
   ask,
   cleared,
   emptyChat,
+  ended,
   messagesToSend,
   stopping,
   withTranscript,
@@ -26,6 +27,7 @@ import { approvalFrame, resultFrame, waitingCalls } from "./waiting.js";
 /** Of the gateway's 1 MiB a message: room for the envelope and for escapes. */
 const BODY_LIMIT = 400_000;
 const HISTORY_RETRY_MS = 1_000;
+const REPLAY_MS = 5_000; // in which a replay has begun, where there is one
 /** A call of no method: its answer says that all frames before it were taken. */
 const FENCE = "cf_agent_state";
 
@@ -44,8 +46,10 @@ export class AgentClient extends EventTarget {
   #known = new Map(); // what a next connection says it has of runs
   #waiting = []; // frames of runs that are folded together
   #connection = 0; // counts them; what an earlier one asked for is void
-  #probe = null;
+  #probe = null; // what this connection has asked: which turn runs
+  #runs = null; // and what it was told: a request id, or "none"
   #acked = new Set(); // request ids whose replay this connection has asked for
+  #heardOf = new Set(); // request ids of which this connection has brought something
   #sentOn = new Map(); // request id to the connection that carried the question
   #stateFollows = false;
   #welcome = Promise.withResolvers?.() ?? withResolvers();
@@ -240,7 +244,7 @@ export class AgentClient extends EventTarget {
   /**
    * Asks a question: a text, or a UIMessage with `id`, `role` and `parts`. Gives `{id, done}`;
    * `done` resolves to `{outcome, message}` or rejects with `CallFailed`. The outcome is
-   * `completed`, `aborted`, `skipped`, or `ended`: it was over while nobody listened. It goes
+   * `completed`, `aborted`, `skipped`, or `ended`: it is over, and how is not kept any more. It goes
    * on over lost sockets: the same id is the same turn. `body` are custom keys for the agent.
    */
   ask(question, { id = uuid(), body = {} } = {}) {
@@ -341,7 +345,7 @@ export class AgentClient extends EventTarget {
 
   #opened() {
     this.#connection += 1;
-    this.#acked = new Set();
+    [this.#acked, this.#heardOf, this.#runs] = [new Set(), new Set(), null];
     this.#requests.opened();
     if (!this.#options.chat) return;
     this.#probe = uuid();
@@ -405,15 +409,44 @@ export class AgentClient extends EventTarget {
   #ofChat(frame) {
     const isNone = frame.type === "cf_agent_stream_resume_none";
     if (isNone && frame.probeId !== undefined && frame.probeId !== this.#probe) return;
+    if (frame.type === "cf_agent_use_chat_response") this.#heardOf.add(frame.id);
     if (frame.type === "cf_agent_stream_resuming") this.#acknowledge(frame.id);
     const before = this.snapshot.chat;
-    const chat = applyChatFrame(before, frame);
+    if (isNone || frame.probeId === this.#probe) {
+      this.#runs = isNone ? "none" : frame.id;
+      this.#recall();
+    }
+    const chat = applyChatFrame(before, frame, { awaited: this.#awaited(before) });
     if (chat === before) return;
-    const ended = activeTurn(before) && !activeTurn(chat);
+    const isIdle = activeTurn(before) && !activeTurn(chat);
     const isClear = frame.type === "cf_agent_chat_clear";
     this.#folded(isClear ? { chat, runs: emptyState() } : { chat });
     // It ended while nobody listened: what it left is in the history, maybe newer than ours.
-    if (ended && isNone) this.#loadHistory(this.#connection);
+    if (isIdle && isNone) this.#loadHistory(this.#connection);
+  }
+
+  /** The turns whose end somebody waits for here, and of which the server knows. */
+  #awaited({ turns, unsent }) {
+    const asked = new Set(unsent.map(({ id }) => id));
+    const open = turns.filter(({ id, phase }) => phase !== "over" && this.#turns.has(id) && !asked.has(id));
+    return open.map(({ id }) => id);
+  }
+
+  /**
+   * Once it is known what runs: turns that do not may have ended while nobody listened, so their
+   * replay is asked for, with its end. One that is not kept any more is only known to be over.
+   */
+  #recall() {
+    if (this.#runs === null) return;
+    const ids = this.#awaited(this.snapshot.chat).filter((id) => id !== this.#runs && !this.#acked.has(id));
+    for (const id of ids) this.#acknowledge(id);
+    if (this.#runs !== "none" || ids.length === 0) return;
+    const [of, heard] = [this.#connection, this.#heardOf];
+    setTimeout(() => {
+      const silent = this.#awaited(this.snapshot.chat).filter((id) => ids.includes(id) && !heard.has(id));
+      if (of !== this.#connection || silent.length === 0) return;
+      this.#folded({ chat: silent.reduce(ended, this.snapshot.chat) }, { known: this.snapshot.loaded });
+    }, REPLAY_MS);
   }
 
   /** `known`: what the server has stored is here, so a turn that is over has its message. */
@@ -456,6 +489,7 @@ export class AgentClient extends EventTarget {
     for (const question of this.snapshot.chat.unsent) {
       if (this.#sentOn.get(question.id) !== of) this.#sendQuestion(question); // it was lost
     }
+    this.#recall(); // questions that did arrive are known now
   }
 
   /** The messages that the agent has stored; throws when it does not answer. */

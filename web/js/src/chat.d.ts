@@ -44,5 +44,14 @@ export function stopping(chat: Chat, id: string): Chat;
 export function cleared(chat: Chat): Chat;
 /** The chat with the server's list; `since`: the `count` when it was asked for. */
 export function withTranscript(chat: Chat, list: Message[], since?: number): Chat;
-/** The chat after a frame; the same object when the frame is none of a chat's. */
-export function applyChatFrame(chat: Chat, frame: { type?: unknown; [member: string]: unknown }): Chat;
+/** The chat where a turn is over of whose end nothing is known. */
+export function ended(chat: Chat, id: string): Chat;
+/**
+ * The chat after a frame; the same object when the frame is none of a chat's. `awaited`: ids of
+ * turns whose end is asked for, so that they are not over because nothing runs.
+ */
+export function applyChatFrame(
+  chat: Chat,
+  frame: { type?: unknown; [member: string]: unknown },
+  options?: { awaited?: Iterable<string> },
+): Chat;

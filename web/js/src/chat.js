@@ -183,11 +183,16 @@ function offered(chat, frame, phase) {
 }
 
 /** Nothing runs for us: whatever this page still took for running has ended meanwhile. */
-function idle(chat, frame) {
+function idle(chat, frame, awaited) {
   if (frame.reason === "continuation-owned") return chat;
-  const asked = new Set(chat.unsent.map(({ id }) => id));
-  const turns = chat.turns.map((turn) => (asked.has(turn.id) ? turn : { ...turn, phase: "over" }));
+  const stay = new Set([...chat.unsent.map(({ id }) => id), ...awaited]);
+  const turns = chat.turns.map((turn) => (stay.has(turn.id) ? turn : { ...turn, phase: "over" }));
   return { ...chat, turns };
+}
+
+/** The chat where a turn is over of whose end nothing is known. */
+export function ended(chat, id) {
+  return withTurn(chat, { ...turnOf(chat, id), phase: "over" });
 }
 
 function updated(chat, message) {
@@ -196,8 +201,11 @@ function updated(chat, message) {
   return known && !streaming && Array.isArray(message.parts) ? withMessage(chat, message) : chat;
 }
 
-/** The chat after a frame; `chat` itself when the frame is none of a chat's. */
-export function applyChatFrame(chat, frame) {
+/**
+ * The chat after a frame; `chat` itself when the frame is none of a chat's. `awaited`: ids of
+ * turns whose end is asked for, so that they are not over because nothing runs.
+ */
+export function applyChatFrame(chat, frame, { awaited = [] } = {}) {
   switch (frame.type) {
     case "cf_agent_use_chat_response":
       return typeof frame.id === "string" ? response(chat, frame) : chat;
@@ -208,7 +216,7 @@ export function applyChatFrame(chat, frame) {
     case "cf_agent_stream_pending":
       return offered(chat, frame, "accepted");
     case "cf_agent_stream_resume_none":
-      return idle(chat, frame);
+      return idle(chat, frame, awaited);
     case "cf_agent_message_updated":
       return updated(chat, frame.message);
     case "cf_agent_chat_clear":

@@ -68,7 +68,7 @@ export interface AnswerOptions {
 
 export interface Turn {
   id: string;
-  /** `ended`: it was over while nobody listened. Rejects with `CallFailed`. */
+  /** `ended`: it is over, and how is not kept any more. Rejects with `CallFailed`. */
   done: Promise<{ outcome: "completed" | "aborted" | "skipped" | "ended"; message: Message | null }>;
 }
 
