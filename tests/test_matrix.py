@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import matrix
@@ -51,6 +53,15 @@ def test_what_comes_later_has_no_test_yet(group: matrix.Group) -> None:
 @each
 def test_what_is_not_proven_has_a_reason(group: matrix.Group) -> None:
     assert all(line.reason for line in group.lines if line.status != "open")
+
+
+@pytest.mark.parametrize(("name", "paper"), [("W", "wire.md")])
+def test_the_paper_of_the_wire_has_each_of_its_rules_once(
+    name: str, paper: str
+) -> None:
+    text = (matrix.PAPER.parent / paper).read_text()
+    told = re.findall(r"^\| (W-\d+) \|", text, re.MULTILINE)
+    assert sorted(told) == [i for g in GROUPS if g.name == name for i in g.ids]
 
 
 SMALL = """# a ledger

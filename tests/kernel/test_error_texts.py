@@ -178,7 +178,7 @@ async def answer(test: Harness, method: str, *args: Any) -> Any:
     raise AssertionError("no answer")
 
 
-@pytest.mark.rule("F-54", "HB-37")
+@pytest.mark.rule("F-54", "HB-37", "W-084", "W-085")
 @pytest.mark.parametrize("what", HIDDEN)
 @pytest.mark.parametrize("method", ["call", "stream", "below", "fiber"])
 async def test_what_a_method_raises_is_an_id_for_its_client(
@@ -190,6 +190,7 @@ async def test_what_a_method_raises_is_an_id_for_its_client(
         check_hidden(told["error"], caplog)
 
 
+@pytest.mark.rule("W-084", "W-085")
 @pytest.mark.parametrize("method", ["call", "stream", "below", "fiber"])
 async def test_what_an_author_says_to_a_client_goes_out_as_it_is(
     method: str, clock: object
@@ -280,7 +281,7 @@ async def test_a_turn_that_cannot_start_or_does_not_fit_says_no_more(
         assert SECRET not in str(peer.out)
 
 
-@pytest.mark.rule("F-54", "HB-37")
+@pytest.mark.rule("F-54", "HB-37", "W-024", "W-033", "W-060")
 @pytest.mark.parametrize("what", HIDDEN)
 async def test_what_a_request_a_message_or_a_connect_raises_is_an_id(
     what: str, clock: object, caplog: pytest.LogCaptureFixture
@@ -306,6 +307,7 @@ async def test_what_a_request_a_message_or_a_connect_raises_is_an_id(
         assert how.code != 1000
 
 
+@pytest.mark.rule("W-023", "W-033", "W-060")
 async def test_an_author_refuses_a_request_or_a_socket_in_words_of_their_own(
     clock: object,
 ) -> None:
@@ -321,7 +323,7 @@ async def test_an_author_refuses_a_request_or_a_socket_in_words_of_their_own(
         assert peer.closed == (1011, PUBLIC)
 
 
-@pytest.mark.rule("F-54")
+@pytest.mark.rule("F-54", "W-072")
 @pytest.mark.parametrize("what", sorted(RAISED))
 async def test_a_state_that_a_check_refuses_is_refused_without_its_words(
     what: str, clock: object
@@ -347,7 +349,7 @@ async def test_what_a_scheduled_call_raises_reaches_nobody_but_the_log(
         assert SECRET in caplog.text, "the log has it"
 
 
-@pytest.mark.rule("F-54")
+@pytest.mark.rule("F-54", "W-084")
 def test_of_all_our_errors_those_that_are_told_are_listed() -> None:
     kinds = {
         kind

@@ -8,16 +8,21 @@ from typing import Any, ClassVar
 import pytest
 
 from culet.kernel import Agent, rpc
-from culet.kernel.errors import StorageFull, UsageError
+from culet.kernel.errors import Refused, StorageFull, UsageError, UserError
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import agent_at, settle
 from kernel.peers import RecordingPeer, connect, frames_of
 
 
 class Top(Agent):
-    """Has a state and no hook of its own."""
+    """Has a state, and hears no messages."""
 
     initial_state: ClassVar[Any] = {"n": 0}
+    refuses: ClassVar[Exception | None] = None
+
+    def validate_state_change(self, next: Any, source: Any) -> None:  # noqa: A002
+        if self.refuses is not None:
+            raise self.refuses
 
     @rpc
     async def ping(self, text: str, more: int = 0) -> str:
@@ -107,6 +112,53 @@ async def test_any_json_is_a_state_and_only_the_others_are_told(
         late = await come(test, label="e")
         assert frames_of(late, "cf_agent_state")[0]["state"] == value
         assert frames_of(late, "cf_agent_identity")[0]["stateFollows"] is True
+
+
+@pytest.mark.rule("W-075")
+async def test_who_asks_for_an_echo_hears_its_own_change_among_those_of_others(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        one, two = await come(test), await come(test, label="d")
+        before = len(one.out)
+        one.send({"type": "cf_agent_state", "state": 1, "echo": True})
+        two.send({"type": "cf_agent_state", "state": 2})
+        one.send({"type": "cf_agent_state", "state": 3, "echo": True})
+        await settle()
+        assert [json.loads(text) for text in one.out[before:]] == [
+            {"type": "cf_agent_state", "state": 1, "echo": True},
+            {"type": "cf_agent_state", "state": 2},
+            {"type": "cf_agent_state", "state": 3, "echo": True},
+        ]
+        assert [f["state"] for f in frames_of(two, "cf_agent_state")][-2:] == [1, 3]
+
+
+@pytest.mark.rule("W-072")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Refused("only even numbers"), "only even numbers"),
+        (UserError("not now"), "not now"),
+        (UsageError("inner words"), "State update rejected"),
+        (ValueError("inner words"), "State update rejected"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_refused_state_is_answered_with_words_then_with_the_one_that_holds(
+    error: Exception, told: str, clock: object
+) -> None:
+    async with opened() as test:
+        peer, other = await come(test), await come(test, label="d")
+        Top.refuses = error
+        try:
+            heard = await said(peer, {"type": "cf_agent_state", "state": {"n": 1}})
+        finally:
+            Top.refuses = None
+        assert [json.loads(text) for text in heard] == [
+            {"type": "cf_agent_state_error", "error": told},
+            {"type": "cf_agent_state", "state": {"n": 0}},
+        ]
+        assert len(frames_of(other, "cf_agent_state")) == 1
 
 
 @pytest.mark.rule("W-051")

@@ -44,6 +44,7 @@ async def test_a_line_that_is_cut_loses_and_doubles_nothing() -> None:
         assert answer.outcome == "completed"
 
 
+@pytest.mark.rule("W-094")
 async def test_what_ended_while_the_line_was_cut_is_read_all_the_same() -> None:
     async with (
         running() as server,
@@ -62,6 +63,7 @@ async def test_what_ended_while_the_line_was_cut_is_read_all_the_same() -> None:
             assert await answer.done() == words(6)
 
 
+@pytest.mark.rule("W-095")
 async def test_it_goes_on_over_a_restart_of_the_server(tmp_path: Any) -> None:
     async with (
         host(tmp_path) as server,

@@ -250,7 +250,7 @@ async def test_who_sends_no_request_is_dropped() -> None:
         assert await read_all(client.stream) == b""
 
 
-@pytest.mark.rule("I-43")
+@pytest.mark.rule("I-43", "W-031")
 async def test_one_address_has_a_bounded_number_of_connections() -> None:
     async with (
         serving(limits=Limits(connections_per_address=2)) as server,

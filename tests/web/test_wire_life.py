@@ -66,7 +66,7 @@ async def test_first_bytes_are_handled_when_the_agent_has_introduced_itself() ->
         assert [f["result"] for f in frames[2:]] == ["first", "second"]
 
 
-@pytest.mark.rule("W-041")
+@pytest.mark.rule("W-041", "W-042", "W-051")
 async def test_a_chat_may_be_asked_and_probed_with_the_first_bytes() -> None:
     init = {"method": "POST", "body": json.dumps({"messages": [question("hi")]})}
     first = [
