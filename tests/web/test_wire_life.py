@@ -59,11 +59,16 @@ async def test_first_bytes_are_handled_when_the_agent_has_introduced_itself() ->
         await client.start("ping", "first")
         await client.start("ping", "second")
         Sleeper.may_start.set()
-        frames = [await client.frame() for _ in range(4)]
-        assert kinds(frames) == [
-            "cf_agent_identity", "cf_agent_mcp_servers", "rpc", "rpc",
+        assert kinds(await client.hello()) == [
+            "cf_agent_identity", "cf_agent_mcp_servers",
         ]  # fmt: skip
-        assert [f["result"] for f in frames[2:]] == ["first", "second"]
+        await client.start("ping", "third")
+        with trio.move_on_after(0.05):
+            raise AssertionError(await client.frame())
+        Sleeper.may_greet.set()
+        frames = [await client.frame() for _ in range(4)]
+        assert kinds(frames) == ["greeting", "rpc", "rpc", "rpc"]
+        assert [f["result"] for f in frames[1:]] == ["first", "second", "third"]
 
 
 @pytest.mark.rule("W-041", "W-042", "W-051")

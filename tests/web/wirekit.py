@@ -109,12 +109,17 @@ class Quiet(Bare):
 
 
 class Sleeper(Bare):
-    """Starts when it is let."""
+    """Starts when it is let, and greets when it is let."""
 
     may_start: ClassVar[trio.Event]
+    may_greet: ClassVar[trio.Event]
 
     async def on_start(self) -> None:
         await self.may_start.wait()
+
+    async def on_connect(self, connection: Connection, ctx: ConnectContext) -> None:
+        await self.may_greet.wait()
+        connection.send('{"type": "greeting"}')
 
 
 class Speaker(AIChatAgent):
@@ -150,7 +155,7 @@ async def wired(
 ) -> AsyncIterator[Wired]:
     """Serve them on a free port, by the transport of the fixture."""
     Desk.came.clear()
-    Sleeper.may_start = trio.Event()
+    Sleeper.may_start, Sleeper.may_greet = trio.Event(), trio.Event()
     async with (
         open_kernel(
             roots=ROOTS, facets=[Note, Writer], storage="memory:", limits=limits
@@ -161,6 +166,7 @@ async def wired(
         app = app or create_app(kernel, **options)
         yield Wired(await nursery.start(run, app), kernel, app)
         Sleeper.may_start.set()
+        Sleeper.may_greet.set()
         nursery.cancel_scope.cancel()
 
 
