@@ -182,7 +182,7 @@ async def test_frames_reach_the_facet_and_its_words_that_client(clock: object) -
         assert {note[0] for note in Heard.notes if note[1] != "gate"} == {"k"}
 
 
-@pytest.mark.rule("F-193", "F-194", "F-195")
+@pytest.mark.rule("F-193", "F-194", "F-195", "W-055")
 async def test_root_and_facet_do_not_see_each_others_sockets(clock: object) -> None:
     async with opened() as test:
         root = await start(test)

@@ -263,7 +263,7 @@ async def test_a_state_is_there_when_set_state_returns(
         assert agent.state == {"n": 2}, "what is read is a copy"
 
 
-@pytest.mark.rule("F-423")
+@pytest.mark.rule("F-423", "W-055")
 async def test_the_state_of_a_facet_is_its_own(clock: object) -> None:
     async with opened() as test:
         kid = await live(test, (("Top", "k"),))

@@ -109,7 +109,7 @@ async def test_state_goes_to_all_others() -> None:
         assert await cyd.frame() == said, "the true state"
 
 
-@pytest.mark.rule("I-23", "F-226")
+@pytest.mark.rule("I-23", "F-226", "W-055")
 async def test_a_broadcast_reaches_everybody_here_and_nobody_elsewhere() -> None:
     async with (
         serving() as server,

@@ -50,6 +50,21 @@ async def test_an_answer_is_a_stream_of_events_one_line_each_with_a_mark_at_its_
         assert [m["id"] for m in json.loads(history)] == ["u1", chunks[0]["messageId"]]
 
 
+@pytest.mark.rule("W-027", "W-091")
+async def test_a_page_of_another_origin_may_read_which_turn_it_has_asked() -> None:
+    async with wired(cors=True) as server:
+        headers = (*JSON, "Origin: https://b.example")
+        status, told, _ = await server.http(
+            "POST", CHAT, headers=headers, body=asked("hi")
+        )
+        assert status == 200
+        assert told["access-control-allow-origin"] == "*"
+        assert told["access-control-expose-headers"] == "*", "or `x-turn` is not seen"
+        path = f"{CHAT}/c/stream?turn={told['x-turn']}"
+        _, _, body = await server.http("GET", path, headers=headers)
+        assert body.endswith(b"data: [DONE]\n\n"), "it has ended, and is told again"
+
+
 @pytest.mark.rule("W-094")
 async def test_nothing_to_resume_is_204_without_a_body() -> None:
     async with wired() as server:
