@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, final
 
 Step = Callable[[], bytes | None]
@@ -121,6 +121,16 @@ def without_upgrade(head: bytes) -> bytes:
         if name in {b"upgrade", b"http2-settings"}:
             lines[number] = b"Connection: close"
     return b"\r\n".join(lines)
+
+
+def joined(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers as gates and agents see them: what came twice is one list."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        name = name.lower()
+        between = "; " if name == "cookie" else ", "
+        headers[name] = f"{headers[name]}{between}{value}" if name in headers else value
+    return headers
 
 
 _NO_LENGTH: Final = -1

@@ -250,7 +250,9 @@ class _Server:
         if isinstance(head, Head) and head.is_websocket:
             head = refuse_handshake(head) or head
         if isinstance(head, int):
-            await _answer(stream, head, "bad request" if head == 400 else "not supported")
+            await _answer(
+                stream, head, "bad request" if head == 400 else "not supported"
+            )
             return
         if head.is_websocket:
             path = head.target.partition("?")[0]
