@@ -54,6 +54,7 @@ function lineOf(t, address = async () => "ws://a/") {
     open: () => told.push("open"),
     text: (text) => told.push(text),
     lost: ({ code }) => told.push(`lost ${code}`),
+    probe: () => '"alive?"',
     link: (link) => told.push(link),
   }, { WebSocket: Wire, chance: () => 0.5 });
   const links = () => told.filter((one) => one.kind).map(({ kind }) => kind);
@@ -101,6 +102,45 @@ test("a handshake that hangs is given up and tried again", async (t) => {
   assert.equal(Wire.made.length, 2);
   assert.deepEqual(links(), ["connecting", "waiting", "connecting"]);
   line.close();
+});
+
+test("an open line that is doubted shows that it lives, or is given up", async (t) => {
+  const page = Object.assign(new EventTarget(), { visibilityState: "visible" });
+  t.after(() => delete globalThis.document);
+  globalThis.document = page;
+  const { line, told } = lineOf(t);
+  line.connect();
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  const look = (state) => {
+    page.visibilityState = state;
+    page.dispatchEvent(new Event("visibilitychange"));
+  };
+  look("hidden");
+  assert.deepEqual(wire.sent, []);
+  look("visible");
+  look("visible");
+  assert.deepEqual(wire.sent, ["alive?"]);
+  wire.say("yes");
+  t.mock.timers.tick(60_000);
+  assert.equal(wire.readyState, 1);
+
+  wire.close = () => undefined; // the network has gone: no goodbye arrives
+  line.retry();
+  t.mock.timers.tick(5_000);
+  assert.deepEqual([told.at(-2), told.at(-1).kind], ["lost 1006", "waiting"]);
+  t.mock.timers.tick(401);
+  await settle();
+  wire.say("late");
+  assert.equal(Wire.made.length, 2);
+  assert.equal(told.includes("late"), false);
+  Wire.made[1].open();
+  line.retry();
+  line.close();
+  look("visible");
+  t.mock.timers.tick(60_000);
+  assert.equal(Wire.made.length, 2);
 });
 
 test("an address that cannot be had is asked for again", async (t) => {
@@ -348,6 +388,26 @@ test("a state that the server refuses is not ours", async (t) => {
 
   await assert.rejects(setting, { name: "CallFailed", message: "not that" });
   assert.equal(client.state, 1);
+});
+
+test("of states that are set at one time, only the one that is refused is", async (t) => {
+  const client = clientOf(t);
+  await settle();
+  const [wire] = Wire.made;
+  wire.open();
+  const setting = [client.setState({ ["__proto__"]: 1 }), client.setState(2)];
+  await settle();
+  assert.equal(wire.sent.length, 2, "the second one waits");
+  wire.say({ type: "cf_agent_state_error", error: "not that" });
+  wire.say({ type: "rpc", id: wire.sent[1].id, success: false, error: "no such method" });
+  await assert.rejects(setting[0], { name: "CallFailed", message: "not that" });
+  await settle();
+  wire.say({ type: "cf_agent_state", state: 2, echo: true });
+  wire.say({ type: "rpc", id: wire.sent[3].id, success: false, error: "no such method" });
+  await setting[1];
+
+  assert.equal(client.state, 2);
+  await assert.rejects(client.setState(undefined), UsageError);
 });
 
 test("everything that waits ends with the client", async (t) => {

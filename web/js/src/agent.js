@@ -1,37 +1,22 @@
 // One agent on a server, as an object that is kept up to date.
 //
 // Every frame goes through the pure folds (`chat.js`, `reducer.js`); `snapshot` is what they
-// say, a new object when something changed. On every new connection of a chat three things
-// are asked again, because nobody knows what was missed: is a turn running (resume), what is
-// stored (history), and, when both are known, whether a question ever arrived.
+// say, a new object when something changed.
 
 import { addressOf, placeText } from "./address.js";
 import { PARAMETER, knownText, noted } from "./attach.js";
-import {
-  activeTurn,
-  applyChatFrame,
-  ask,
-  cleared,
-  emptyChat,
-  ended,
-  messagesToSend,
-  stopping,
-  withTranscript,
-} from "./chat.js";
+import { emptyChat } from "./chat.js";
 import { CallFailed, ConnectionEnded, UsageError } from "./errors.js";
 import { Line } from "./line.js";
 import { applyAgentToolEvents, emptyState } from "./reducer.js";
 import { Requests } from "./requests.js";
+import { uuid, withResolvers } from "./small.js";
+import { Talk } from "./talk.js";
 import { approvalFrame, resultFrame, waitingCalls } from "./waiting.js";
 
-/** Of the gateway's 1 MiB a message: room for the envelope and for escapes. */
-const BODY_LIMIT = 400_000;
-const HISTORY_RETRY_MS = 1_000;
-const REPLAY_MS = 5_000; // in which a replay has begun, where there is one
 /** A call of no method: its answer says that all frames before it were taken. */
 const FENCE = "cf_agent_state";
 
-const uuid = () => crypto.randomUUID();
 /** Under which an answer to a run waits for what became of it. */
 const answerKey = (...ids) => JSON.stringify(ids);
 
@@ -41,18 +26,14 @@ export class AgentClient extends EventTarget {
   #id = uuid();
   #line;
   #requests = new Requests((text) => this.#line.send(text)); // calls, and answers to runs
-  #turns = new Map(); // request id to {answer, resolve, reject}
+  #talk = null; // the chat half, of a chat agent
   #listeners = new Set();
   #known = new Map(); // what a next connection says it has of runs
   #waiting = []; // frames of runs that are folded together
-  #connection = 0; // counts them; what an earlier one asked for is void
-  #probe = null; // what this connection has asked: which turn runs
-  #runs = null; // and what it was told: a request id, or "none"
-  #acked = new Set(); // request ids whose replay this connection has asked for
-  #heardOf = new Set(); // request ids of which this connection has brought something
-  #sentOn = new Map(); // request id to the connection that carried the question
   #stateFollows = false;
-  #welcome = Promise.withResolvers?.() ?? withResolvers();
+  #setting = Promise.resolve(); // the last state that was set, taken or refused
+  #refused = null;
+  #welcome = withResolvers();
 
   /** What is known now; a new object when it changed, so a view can compare by identity. */
   snapshot = {
@@ -86,9 +67,19 @@ export class AgentClient extends EventTarget {
         text: (text) => this.#heard(text),
         lost: (ending) => this.#requests.lost(ending),
         link: (link) => this.#linked(link),
+        probe: () => JSON.stringify({ type: "rpc", id: uuid(), method: FENCE, args: [] }),
       },
       options,
     );
+    if (options.chat) {
+      this.#talk = new Talk({
+        send: (frame) => this.send(frame),
+        isOpen: () => this.#line.isOpen,
+        history: () => this.#history(),
+        known: () => this.snapshot,
+        change: (members) => this.#change(members),
+      });
+    }
     this.#line.connect();
   }
 
@@ -203,27 +194,31 @@ export class AgentClient extends EventTarget {
   }
 
   /** Sets the agent's state; rejects with `CallFailed` when the server refuses it. */
-  async setState(state) {
+  setState(state) {
+    if (state === undefined) return Promise.reject(new UsageError("a state is JSON"));
     // The echo comes in its place among the states of others: all end with the last one.
-    const frame = { type: "cf_agent_state", state, echo: true };
-    let refused = null;
-    const listen = ({ detail }) => (refused = detail);
-    this.addEventListener("state-error", listen);
+    const frame = JSON.stringify({ type: "cf_agent_state", state, echo: true });
+    // One after the other: a refusal names none.
+    const setting = this.#setting.then(() => this.#set(frame));
+    this.#setting = setting.catch(() => undefined);
+    return setting;
+  }
+
+  async #set(frame) {
+    this.#refused = null;
     try {
       await this.#request(FENCE, [], { before: frame });
     } catch (error) {
       if (!(error instanceof CallFailed)) throw error; // as it must: there is no such method
-    } finally {
-      this.removeEventListener("state-error", listen);
     }
-    if (refused !== null) throw new CallFailed(refused);
+    if (this.#refused !== null) throw new CallFailed(this.#refused);
   }
 
   #request(method, args, { before, ...options }) {
     const id = uuid();
     const frame = { type: "rpc", id, method, args };
-    const texts = (before ? [before, frame] : [frame]).map((one) => JSON.stringify(one));
-    return this.#requests.add(id, texts, options);
+    const text = JSON.stringify(frame);
+    return this.#requests.add(id, before ? [before, text] : [text], options);
   }
 
   #answered(frame) {
@@ -244,50 +239,24 @@ export class AgentClient extends EventTarget {
   /**
    * Asks a question: a text, or a UIMessage with `id`, `role` and `parts`. Gives `{id, done}`;
    * `done` resolves to `{outcome, message}` or rejects with `CallFailed`. The outcome is
-   * `completed`, `aborted`, `skipped`, or `ended`: it is over, and how is not kept any more. It goes
-   * on over lost sockets: the same id is the same turn. `body` are custom keys for the agent.
+   * `completed`, `aborted`, `skipped`, or `ended`: it is over, and how is not kept any more.
+   * It goes on over lost sockets: the same id is the same turn. `body` are custom keys for
+   * the agent.
    */
-  ask(question, { id = uuid(), body = {} } = {}) {
-    if (!this.#options.chat) throw new UsageError("give {chat: true} to talk to a chat agent");
+  ask(question, options) {
+    if (!this.#talk) throw new UsageError("give {chat: true} to talk to a chat agent");
     if (this.#over) throw this.#over;
-    const parts = [{ type: "text", text: String(question) }];
-    const message =
-      typeof question === "object" ? question : { id: uuid(), role: "user", parts };
-    const reply = (messages) => {
-      const at = messages.findIndex((one) => one.id === message.id);
-      const next = at < 0 ? undefined : messages[at + 1];
-      return next?.role === "assistant" ? next : null;
-    };
-    const turn = { body, reply, ...withResolvers() };
-    turn.promise.catch(() => undefined);
-    this.#turns.set(id, turn);
-    this.#change({ chat: ask(this.snapshot.chat, { id, message }) });
-    this.#sendQuestion({ id, messageId: message.id });
-    return { id, done: turn.promise };
-  }
-
-  /** Without an open socket this does nothing: the next connection asks for what is unsent. */
-  #sendQuestion({ id, messageId }) {
-    const messages = messagesToSend(this.snapshot.chat, messageId, BODY_LIMIT);
-    const inner = { ...this.#turns.get(id)?.body, messages, trigger: "submit-message" };
-    const init = { method: "POST", body: JSON.stringify(inner) };
-    if (this.send({ type: "cf_agent_use_chat_request", id, init })) {
-      this.#sentOn.set(id, this.#connection);
-    }
+    return this.#talk.ask(question, options);
   }
 
   /** Stops a turn; without an id the one that runs. False when it cannot be sent. */
-  stop(id = activeTurn(this.snapshot.chat)?.id) {
-    if (id === undefined || !this.send({ type: "cf_agent_chat_request_cancel", id })) return false;
-    this.#change({ chat: stopping(this.snapshot.chat, id) });
-    return true;
+  stop(id) {
+    return this.#talk?.stop(id) ?? false;
   }
 
   /** Clears the history, on the server as well. False when it cannot be sent. */
   clear() {
-    if (!this.send({ type: "cf_agent_chat_clear" })) return false;
-    this.#folded({ chat: cleared(this.snapshot.chat), runs: emptyState() });
-    return true;
+    return this.#talk?.clear() ?? false;
   }
 
   /**
@@ -320,7 +289,10 @@ export class AgentClient extends EventTarget {
 
   // --------------------------------------------------------------------- the connection
 
-  /** Tries again now, if a pause between two attempts is running. */
+  /**
+   * Tries again now, if a pause between two attempts is running; an open connection has to show
+   * that it lives. Done by itself when the network is back and when the page is looked at again.
+   */
   retry() {
     this.#line.retry();
   }
@@ -337,20 +309,14 @@ export class AgentClient extends EventTarget {
       this.#over = new ConnectionEnded(link.code, link.reason);
       this.#welcome.reject(this.#over);
       this.#requests.end(this.#over);
-      for (const turn of this.#turns.values()) turn.reject(this.#over);
-      this.#turns.clear();
+      this.#talk?.end(this.#over);
     }
     this.#change({ link });
   }
 
   #opened() {
-    this.#connection += 1;
-    [this.#acked, this.#heardOf, this.#runs] = [new Set(), new Set(), null];
     this.#requests.opened();
-    if (!this.#options.chat) return;
-    this.#probe = uuid();
-    this.send({ type: "cf_agent_stream_resume_request", probeId: this.#probe });
-    this.#loadHistory(this.#connection);
+    this.#talk?.opened();
   }
 
   #heard(text) {
@@ -380,9 +346,10 @@ export class AgentClient extends EventTarget {
         this.#change({ state: frame.state });
         return this.#welcome.resolve(this);
       case "cf_agent_state_error":
-        return this.dispatchEvent(new CustomEvent("state-error", { detail: String(frame.error) }));
+        this.#refused = String(frame.error);
+        return undefined;
       default:
-        return this.#options.chat ? this.#ofChat(frame) : undefined;
+        return this.#talk?.taken(frame);
     }
   }
 
@@ -406,92 +373,6 @@ export class AgentClient extends EventTarget {
     if (runs !== this.snapshot.runs) this.#change({ runs });
   }
 
-  #ofChat(frame) {
-    const isNone = frame.type === "cf_agent_stream_resume_none";
-    if (isNone && frame.probeId !== undefined && frame.probeId !== this.#probe) return;
-    if (frame.type === "cf_agent_use_chat_response") this.#heardOf.add(frame.id);
-    if (frame.type === "cf_agent_stream_resuming") this.#acknowledge(frame.id);
-    const before = this.snapshot.chat;
-    if (isNone || frame.probeId === this.#probe) {
-      this.#runs = isNone ? "none" : frame.id;
-      this.#recall();
-    }
-    const chat = applyChatFrame(before, frame, { awaited: this.#awaited(before) });
-    if (chat === before) return;
-    const isIdle = activeTurn(before) && !activeTurn(chat);
-    const isClear = frame.type === "cf_agent_chat_clear";
-    this.#folded(isClear ? { chat, runs: emptyState() } : { chat });
-    // It ended while nobody listened: what it left is in the history, maybe newer than ours.
-    if (isIdle && isNone) this.#loadHistory(this.#connection);
-  }
-
-  /** The turns whose end somebody waits for here, and of which the server knows. */
-  #awaited({ turns, unsent }) {
-    const asked = new Set(unsent.map(({ id }) => id));
-    const open = turns.filter(({ id, phase }) => phase !== "over" && this.#turns.has(id) && !asked.has(id));
-    return open.map(({ id }) => id);
-  }
-
-  /**
-   * Once it is known what runs: turns that do not may have ended while nobody listened, so their
-   * replay is asked for, with its end. One that is not kept any more is only known to be over.
-   */
-  #recall() {
-    if (this.#runs === null) return;
-    const ids = this.#awaited(this.snapshot.chat).filter((id) => id !== this.#runs && !this.#acked.has(id));
-    for (const id of ids) this.#acknowledge(id);
-    if (this.#runs !== "none" || ids.length === 0) return;
-    const [of, heard] = [this.#connection, this.#heardOf];
-    setTimeout(() => {
-      const silent = this.#awaited(this.snapshot.chat).filter((id) => ids.includes(id) && !heard.has(id));
-      if (of !== this.#connection || silent.length === 0) return;
-      this.#folded({ chat: silent.reduce(ended, this.snapshot.chat) }, { known: this.snapshot.loaded });
-    }, REPLAY_MS);
-  }
-
-  /** `known`: what the server has stored is here, so a turn that is over has its message. */
-  #folded(members, { known = false } = {}) {
-    this.#change(members);
-    const { turns, messages, notes } = members.chat;
-    for (const { id, phase, outcome, messageId } of turns) {
-      const turn = this.#turns.get(id);
-      if (turn === undefined || phase !== "over" || (outcome === undefined && !known)) continue;
-      this.#turns.delete(id);
-      if (outcome === "error") {
-        turn.reject(new CallFailed(notes.get(messageId)?.text ?? "the turn failed"));
-      } else {
-        const message = messages.find((one) => one.id === messageId) ?? turn.reply(messages);
-        turn.resolve({ outcome: outcome ?? "ended", message });
-      }
-    }
-  }
-
-  /** A server may offer a turn twice, on connect and as an answer; its replay is wanted once. */
-  #acknowledge(id) {
-    if (this.#acked.has(id)) return;
-    this.#acked.add(id);
-    this.send({ type: "cf_agent_stream_resume_ack", id });
-  }
-
-  async #loadHistory(of) {
-    const since = this.snapshot.chat.count;
-    let messages;
-    try {
-      messages = await this.#history();
-    } catch {
-      const again = () => of === this.#connection && this.#line.isOpen && this.#loadHistory(of);
-      setTimeout(again, HISTORY_RETRY_MS);
-      return;
-    }
-    if (of !== this.#connection) return;
-    const chat = withTranscript(this.snapshot.chat, messages, since);
-    this.#folded({ chat, loaded: true }, { known: true });
-    for (const question of this.snapshot.chat.unsent) {
-      if (this.#sentOn.get(question.id) !== of) this.#sendQuestion(question); // it was lost
-    }
-    this.#recall(); // questions that did arrive are known now
-  }
-
   /** The messages that the agent has stored; throws when it does not answer. */
   async #history() {
     const url = await this.#address("http");
@@ -501,10 +382,4 @@ export class AgentClient extends EventTarget {
     const messages = await answer.json();
     return Array.isArray(messages) ? messages : [];
   }
-}
-
-function withResolvers() {
-  const made = {};
-  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
-  return made;
 }

@@ -102,6 +102,7 @@ export class AgentClient<State = unknown> extends EventTarget {
   answerCall(toolCallId: string, output: unknown, options?: AnswerOptions & { error?: string; runId?: string }): Promise<boolean | undefined>;
   approveCall(toolCallId: string, approved: boolean, options: AnswerOptions & { runId: string }): Promise<boolean>;
   approveCall(toolCallId: string, approved?: boolean, options?: AnswerOptions & { runId?: string }): Promise<boolean | undefined>;
+  /** Tries again now; an open connection has to show that it lives. */
   retry(): void;
   /** Closes for good; what waits rejects with `ConnectionEnded`. */
   close(code?: number, reason?: string): void;

@@ -11,6 +11,7 @@ const LONGEST_PAUSE_MS = 5_000;
 const GROWTH = 1.6;
 const JITTER = 0.2;
 const HANDSHAKE_MS = 8_000;
+const ANSWER_MS = 5_000; // in which an open line that is doubted is heard
 
 /** 1008 and 4000-4999: the server will not have this client back. */
 export function isFinal(code) {
@@ -32,12 +33,13 @@ export class Line {
   #tries = 0;
   #timer = null;
   #ended = false;
-  #online = () => this.retry();
+  #doubt = null;
+  #look = () => globalThis.document?.visibilityState !== "hidden" && this.retry();
 
   /**
    * `address()` gives, or promises, the URL of the next attempt. `on`: `open()`,
-   * `text(string)`, `lost({code, reason})` when an open socket has gone by itself, and
-   * `link({kind, …})`, where kind is `connecting`, `open`, `waiting` (with `ms`), `refused`
+   * `text(string)`, `lost({code, reason})` when an open socket has gone by itself, `probe()`,
+   * a text that the server answers, and `link({kind, …})`, where kind is `connecting`, `open`, `waiting` (with `ms`), `refused`
    * (with `code` and `reason`: there is no other attempt) or `closed`. Throws `UsageError`
    * where there is no `WebSocket`.
    */
@@ -47,7 +49,8 @@ export class Line {
       throw new UsageError("there is no WebSocket here: give one, `{ WebSocket }` of the package ws");
     }
     [this.#address, this.#on, this.#Socket, this.#chance] = [address, on, WebSocket, chance];
-    globalThis.addEventListener?.("online", this.#online);
+    globalThis.addEventListener?.("online", this.#look);
+    globalThis.document?.addEventListener("visibilitychange", this.#look);
   }
 
   async connect() {
@@ -75,6 +78,7 @@ export class Line {
     });
     socket.addEventListener("message", ({ data }) => {
       if (socket !== this.#socket || typeof data !== "string") return;
+      this.#trust();
       this.#tries = 0; // a server that only accepts and drops is not tried in a hurry
       this.#on.text(data);
     });
@@ -86,9 +90,30 @@ export class Line {
     });
   }
 
-  /** Tries again now, if a pause is running. */
+  /**
+   * Something may have changed (the network, the page is looked at again): a pause that is
+   * running ends, and an open line has to show that it lives. A socket whose network has gone
+   * without a word stays open for minutes; a browser cannot ping.
+   */
   retry() {
-    if (this.#socket === null && !this.#ended) this.connect();
+    if (this.#ended) return;
+    if (this.#socket === null) this.connect();
+    else if (this.isOpen && this.#doubt === null) this.#check(this.#socket);
+  }
+
+  #check(socket) {
+    this.send(this.#on.probe());
+    this.#doubt = setTimeout(() => {
+      const ending = { code: 1006, reason: "nothing is heard of the server" };
+      socket.close(); // it may take its time: nobody waits for it
+      this.#on.lost(ending);
+      this.#wait(ending);
+    }, ANSWER_MS);
+  }
+
+  #trust() {
+    clearTimeout(this.#doubt);
+    this.#doubt = null;
   }
 
   get isOpen() {
@@ -114,11 +139,14 @@ export class Line {
 
   #end() {
     this.#ended = true;
+    this.#trust();
     clearTimeout(this.#timer);
-    globalThis.removeEventListener?.("online", this.#online);
+    globalThis.removeEventListener?.("online", this.#look);
+    globalThis.document?.removeEventListener("visibilitychange", this.#look);
   }
 
   #wait({ code, reason }) {
+    this.#trust();
     clearTimeout(this.#timer);
     this.#socket = null;
     if (isFinal(code)) {
