@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, get_args
 Profile = Literal["short", "ci", "long"]
 Kind = Literal[
     "crash points", "power images", "machine steps", "kills", "cuts",
-    "hostile frames", "hostile heads",
+    "hostile frames", "hostile heads", "drains",
 ]  # fmt: skip
 
 
@@ -53,6 +53,7 @@ ASKED: Final[dict[Kind, Volume]] = {
     "power images": Volume(650, 4_000, 12_000),
     "machine steps": Volume(10_000, 200_000, 5_000_000),
     "kills": Volume(20, 40, 5_000),
+    "drains": Volume(4, 12, 2_000),
     "cuts": Volume(150, 1_000, 20_000),
     "hostile frames": Volume(2_000, 10_000, 1_000_000),
     "hostile heads": Volume(500, 10_000, 100_000),

@@ -84,6 +84,7 @@ class Kernel:
         self.pace = Pace(limits, clock.stopwatch_ns)
         self.trees: dict[TreeKey, Tree] = {}
         self.closing = False
+        self.graces: set[trio.CancelScope] = set()  # of code that is being stopped
         self._nursery: trio.Nursery | None = None
         self._opening: dict[TreeKey, trio.Event] = {}
         self._leaving: dict[TreeKey, trio.Event] = {}
@@ -232,6 +233,12 @@ class Kernel:
         """Cancel every task at once, in no order: for tests of what a dead process leaves."""
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel(reason="the process dies")
+
+    def hasten(self) -> None:
+        """Give code that is being stopped no more time, now and from now on."""
+        self.abort_grace_s = 0.0
+        for wait in list(self.graces):
+            wait.deadline = min(wait.deadline, trio.current_time())
 
     async def drain(self, *, timeout: float = 10.0) -> None:
         """Stop accepting new roots and calls, make all durable, leave runs for recovery."""

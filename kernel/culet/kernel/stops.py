@@ -228,20 +228,27 @@ class Stops:
             leaving = self._leaving.get(node.slot)
             if leaving is not None:
                 await leaving.wait()
-        grace = self.tree.kernel.abort_grace_s
-        deadline = trio.current_time() + grace
+        kernel = self.tree.kernel
+        grace = kernel.abort_grace_s
+        began = trio.current_time()
         how: dict[Node, str] = {}
         late: list[Node] = []
         for node in plan:
             node.cut()
+            deadline = began + min(grace, kernel.abort_grace_s)  # somebody may hasten
             if not node.gone.is_set() and trio.current_time() < deadline:
-                with trio.move_on_at(deadline):
-                    await node.gone.wait()
+                with trio.move_on_at(deadline) as wait:
+                    kernel.graces.add(wait)
+                    try:
+                        await node.gone.wait()
+                    finally:
+                        kernel.graces.discard(wait)
             if node.gone.is_set():
                 how[node] = "stopped"
             else:
                 late.append(node)
         if late:
+            grace = min(grace, kernel.abort_grace_s)
             with trio.move_on_after(max(grace / 4, 0.05)):
                 for node in late:
                     blocked = any(

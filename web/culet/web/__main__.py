@@ -6,7 +6,9 @@ import argparse
 import importlib
 import inspect
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
@@ -17,16 +19,19 @@ from quart_trio import QuartTrio
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
 from culet.kernel.logs import JsonLines, WhoLogs
+from culet.kernel.node import Node
 from culet.storage import doctor, offline
 
-from .app import create_app
+from .app import create_app, gateways_of
 from .demo.cli import add_demo
-from .serve import serve
+from .serve import serve, serve_told
+from .signals import stop_signals
 from .terminal import add_chat, add_watch
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_STUCK = 70  # code that would not stop was left behind
+LINGER_S: Final = 1.0  # for code that has not stopped in its time, until it is left
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +68,7 @@ def _told(error: BaseException) -> int:
     """Say in one line what is wrong; return the exit status."""
     if isinstance(error, KeyboardInterrupt):
         return 130
-    print(f"culet: {error}", file=sys.stderr)
+    print(f"culet: {error}", file=sys.stderr, flush=True)
     if isinstance(error, UsageError):
         return EXIT_USAGE
     return EXIT_STUCK if isinstance(error, ChildDidNotStop) else EXIT_ERROR
@@ -124,12 +129,33 @@ def _opened(target: Any, name: str) -> AbstractAsyncContextManager[Kernel]:
 
 
 async def _run_opener(opened: AbstractAsyncContextManager[Kernel], bind: str) -> None:
-    async with opened as kernel:
-        await serve(create_app(kernel), bind=bind)
+    async with stop_signals() as told, opened as kernel:
+        told.hastens(kernel.hasten)
+        _leave_the_stuck(kernel)
+        await serve_told(create_app(kernel), told, bind=bind)
 
 
 async def _run_server(app: QuartTrio, bind: str) -> None:
+    for gateway in gateways_of(app):
+        gateway.watch(_leave_the_stuck)
     await serve(app, bind=bind)
+
+
+def _leave_the_stuck(kernel: Kernel | None) -> None:
+    """End the process although code of an agent does not: trio cannot drop a task.
+
+    By then all is durable and every file is closed. Other kernels of the process get a
+    moment, and what they have not finished in it is recovered as after a crash.
+    """
+
+    def leave(_channel: str, _tree: Any, nodes: list[Node], _detail: Any) -> None:
+        told = ChildDidNotStop([node.path_text() for node in nodes])
+        waiting = threading.Timer(LINGER_S, lambda: os._exit(_told(told)))
+        waiting.daemon = True
+        waiting.start()
+
+    if kernel is not None:
+        kernel.subscribe("stuck", leave)
 
 
 def _load(target: str) -> Any:

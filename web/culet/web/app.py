@@ -25,13 +25,13 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
 
-from .asgi import INTAKE, AgentSockets, raw_path, server_of
+from .asgi import INTAKE, AgentSockets, raw_path
 from .gateway import Authenticate, Cors, Gateway, Origins
-from .heads import joined
-from .hosts import Hosts
 from .inspect import PATH, Inspect, Inspector
 from .intake import Intake
 from .metrics import CONTENT_TYPE, Metrics
+from .outbox import RESTART
+from .signals import hear_first
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`
 INSPECTOR: Final = "culet.inspector"
@@ -44,7 +44,6 @@ def create_app(
     *,
     prefix: str = "agents",
     origins: Origins = None,
-    hosts: Hosts = None,
     cors: Cors = False,
     props: Any = None,
     limits: Limits | None = None,
@@ -54,9 +53,7 @@ def create_app(
 ) -> QuartTrio:
     """Return an app that serves a kernel's agents, and `/healthz`, `/readyz`, `/metrics`.
 
-    `origins`: None: same origin only; "*": any; a tuple: exactly those. `hosts`: the
-    names that the server answers to, "*": any; None: any, but only local ones where
-    nothing asks who comes in and a request comes over loopback. `authenticate`
+    `origins`: None: same origin only; "*": any; a tuple: exactly those. `authenticate`
     returns an identity, None (anonymous) or a Response that refuses; `admit` is the gate
     of roots. `inspect` turns on the page `/inspect` for whom it says True of: see the guide.
     More routes may be added to the app.
@@ -68,7 +65,6 @@ def create_app(
         kernel,
         prefix=prefix,
         origins=origins,
-        hosts=hosts,
         cors=cors,
         props=props,
         limits=limits,
@@ -86,7 +82,6 @@ def install(
     *,
     prefix: str = "agents",
     origins: Origins = None,
-    hosts: Hosts = None,
     cors: Cors = False,
     props: Any = None,
     limits: Limits | None = None,
@@ -106,7 +101,6 @@ def install(
         kernel if isinstance(kernel, Kernel) else None,
         prefix=prefix,
         origins=origins,
-        hosts=hosts,
         cors=cors,
         props=props,
         limits=limits or (kernel.limits if isinstance(kernel, Kernel) else None),
@@ -131,7 +125,8 @@ def install(
                 "not ready\n", 503, {"retry-after": "1", **gateway.cors}
             )
         asked = kernel_request(current_request, path, gateway.limits)
-        return quart_response(await gateway.answer(asked), head=asked.method == "HEAD")
+        answer = await gateway.answer(asked)
+        return quart_response(answer, gateway, head=asked.method == "HEAD")
 
     app.before_request(agents)
     if inspect is not None:
@@ -169,7 +164,36 @@ def _gateways(app: QuartTrio) -> list[Gateway]:
         sockets = AgentSockets(cast(Any, app.asgi_app), gateways)
         app.extensions[SOCKETS] = sockets
         app.asgi_app = sockets  # type: ignore[method-assign, assignment]
+        _stop_in_order(app, gateways, sockets)
     return gateways
+
+
+def _stop_in_order(
+    app: QuartTrio, gateways: list[Gateway], sockets: AgentSockets
+) -> None:
+    """Under somebody else's server, say goodbye before it stops."""
+
+    def drain() -> None:
+        for gateway in gateways:
+            gateway.drain()
+        sockets.close_all(*RESTART)
+        inspector = app.extensions.get(INSPECTOR)
+        if inspector is not None:
+            inspector.close()
+
+    @app.while_serving
+    async def heeding() -> AsyncGenerator[None, None]:
+        for gateway in gateways:
+            gateway.undrain()
+        scope = trio.CancelScope()
+
+        async def heed() -> None:
+            with scope:
+                await hear_first(drain)
+
+        app.nursery.start_soon(heed)
+        yield
+        scope.cancel(reason="the app has stopped")
 
 
 def _open_while_serving(
@@ -238,14 +262,12 @@ def _add_inspector(app: QuartTrio, gateway: Gateway, may: Inspect) -> None:
 
     async def inspected() -> QuartResponse | None:
         path = raw_path(cast(Any, current_request.scope))
-        scope = cast(Any, current_request.scope)
-        host = current_request.headers.get("host", "")
-        if not inspector.owns(path) or not gateway.knows_host(host, server_of(scope)):
+        if not inspector.owns(path):
             return None
         asked = kernel_request(current_request, path, gateway.limits)
         answer = await inspector.answer(asked)
         head = asked.method == "HEAD"
-        return None if answer is None else quart_response(answer, head=head)
+        return None if answer is None else quart_response(answer, None, head=head)
 
     app.before_request(inspected)
 
@@ -321,16 +343,28 @@ def kernel_request(
     return Request(
         request.method,
         f"{raw_path}?{query}" if query else raw_path,
-        headers=joined(request.headers.items()),
+        headers={name.lower(): value for name, value in request.headers.items()},
         identity=identity,
         body=body,
     )
 
 
-def quart_response(response: Response, *, head: bool) -> QuartResponse:
-    """Return an answer as Quart sends it; one to HEAD without its body."""
+def _is_events(response: Response) -> bool:
+    kind = response.headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def quart_response(
+    response: Response, gateway: Gateway | None, *, head: bool
+) -> QuartResponse:
+    """Return an answer as Quart sends it; one to HEAD without its body.
+
+    One of events has no end of its own: it is cut when the server of `gateway` stops.
+    """
     body = response.body
     if not isinstance(body, bytes):
+        if gateway is not None and _is_events(response):
+            body = gateway.until_drained(body)
         answer = QuartResponse(b"" if head else body, response.status)
         answer.timeout = None  # a stream lasts as long as its agent wants
     else:

@@ -26,15 +26,14 @@ import trio
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CuletError, UsageError
 from culet.kernel.http import Request, Response
-from culet.kernel.kernel import Kernel
+from culet.kernel.kernel import Kernel, alone
 from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 
-from .gateway import Enter, Gateway, close_code, opened
-from .heads import joined
+from .gateway import Drained, Enter, Gateway, close_code, opened
 from .hypercorn_inside import decline_compression, tcp_socket
 from .intake import Intake
-from .outbox import Close
+from .outbox import RESTART, Close
 from .session import Session
 
 log = logging.getLogger("culet.web")
@@ -44,7 +43,6 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LAST_S: Final = 1.0  # for the last words of a connection
-_RESTART: Final = Close(1012, "the server restarts")
 _ABNORMAL: Final = 1006
 _TOO_BIG: Final = 1009
 INTAKE: Final = "culet.intake"  # in the scope of a request: its body's way in
@@ -113,25 +111,25 @@ class AgentSockets:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = _refused(scope)
         if status is not None:
-            await _refuse_request(send, status)
+            start = {"type": "http.response.start", "status": status}
+            await send({**start, "headers": _LAST})
+            await send({"type": "http.response.body", "body": b""})
             return
         intake = scope[INTAKE] = Intake(receive)
         path = raw_path(scope)
         for gateway in self._gateways:
             if gateway.owns(path):
                 intake.bound(gateway.limits)
-                if not gateway.knows_host(_host(scope), server_of(scope)):
-                    await _refuse_request(send, 403)
-                    return
         last = any(name.lower() == b"upgrade" for name, _value in scope["headers"])
         try:
             await self._app(scope, intake.receive, finishing(send, intake, last=last))
-        except Exception:
+        except Exception as error:
             await intake.abandon(send)
-            raise
+            if not isinstance(alone(error), Drained):
+                raise
 
     def close_all(self, code: int, reason: str) -> None:
-        """Say goodbye to everybody: the server stops."""
+        """Say goodbye to everybody, also to who is just coming in: the server stops."""
         for session in list(self._sessions):
             session.close(code, reason, 0)
 
@@ -247,7 +245,7 @@ async def _serve(
     receive: Receive,
     send: Send,
 ) -> None:
-    refusal = gateway.refuse_upgrade(request, server_of(scope))
+    refusal = gateway.refuse_upgrade(request)
     if refusal is not None:
         await _refuse_in_http(scope, send, refusal)
         return
@@ -255,7 +253,7 @@ async def _serve(
     decline_compression(send)
     await send({"type": "websocket.accept", "subprotocol": offered[0]})
     if not gateway.ready:
-        await _refuse(receive, send, _RESTART)
+        await _refuse(receive, send, RESTART)
         return
     visited = await enter(request)
     refused = (
@@ -290,6 +288,8 @@ async def _converse(
         return error_response(error)
     session.connection = connection
     sessions.add(session)
+    if not gateway.ready:  # it stopped while the agent was woken
+        session.close(*RESTART, 0)
     try:
         await link.run(kernel, session, connection)
     finally:
@@ -348,7 +348,7 @@ class PlainLink:
                         nursery.cancel_scope.cancel(reason="the client is gone")
             finally:
                 if self._heard is None and not self._why and self._said is None:
-                    self._said = _RESTART  # cancelled from outside
+                    self._said = RESTART  # cancelled from outside
                 session.lost(*self._end(), was_clean=self._clean)
                 sending.cancel_scope.cancel(reason="the connection ends")
                 await self._goodbye()
@@ -366,9 +366,9 @@ class PlainLink:
         """Say why, if there is still somebody and nothing is being sent; then drop."""
         if self._heard is not None:
             return
-        if not self._why and self._said is _RESTART and self._sending_since is None:
+        if not self._why and self._said is RESTART and self._sending_since is None:
             with trio.move_on_after(LAST_S, shield=True):
-                await _close(self._send, _RESTART)
+                await _close(self._send, RESTART)
         elif self._socket is not None:
             self._socket.close()
 
@@ -505,30 +505,14 @@ def _refused(scope: Scope) -> int | None:
     """Return the status of a request that must not reach the app, and ends its connection.
 
     A CONNECT may change the protocol, so hypercorn stops reading and the connection would
-    stay for ever, whatever is answered. A TRACE would show a page its own cookies.
+    stay for ever, whatever is answered.
     """
-    if scope["method"] in {"CONNECT", "TRACE"}:
+    if scope["method"] == "CONNECT":
         return 501
     return 400 if _two_lengths(scope) else None
 
 
 _LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
-
-
-async def _refuse_request(send: Send, status: int) -> None:
-    start = {"type": "http.response.start", "status": status}
-    await send({**start, "headers": _LAST})
-    await send({"type": "http.response.body", "body": b""})
-
-
-def server_of(scope: Scope) -> str:
-    """Return the address that a request has reached, as far as the server tells."""
-    return str((scope.get("server") or ("",))[0])
-
-
-def _host(scope: Scope) -> str:
-    named = [value for name, value in scope["headers"] if name.lower() == b"host"]
-    return b", ".join(named).decode("latin-1")
 
 
 async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
@@ -552,10 +536,10 @@ def kernel_request(
     scope: Scope, path: str, *, query: str | None = None, identity: Any = None
 ) -> Request:
     """Return the handshake as gates and agents see it. `query` stands for its own."""
-    headers = joined(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in scope["headers"]
-    )
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     if query is None:
         query = scope.get("query_string", b"").decode("latin-1")
     url = f"{path}?{query}" if query else path

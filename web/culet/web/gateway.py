@@ -6,10 +6,11 @@ kernel's gates (`admit`, then hop by hop). What ends before the kernel has woken
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, final
 from urllib.parse import urlsplit
+
+import trio
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.core.path import ParsedPath, parse_agent_path
@@ -20,13 +21,11 @@ from culet.kernel.node import is_stop
 from culet.kernel.sockets import Connection, close_reason
 from culet.kernel.visits import Admit, Visit, error_response, visit, visit_below
 
-from .hosts import Hosts, is_named, is_rebound
 from .outbox import Close
 
 Authenticate = Callable[[Request], Awaitable[Any]]
 Enter = Callable[[Request], Awaitable[Visit | Response]]
 Origins = str | tuple[str, ...] | None
-log = logging.getLogger("culet.web")
 Cors = bool | Mapping[str, str]
 _CORS: Final = {
     "access-control-allow-origin": "*",
@@ -36,15 +35,17 @@ _CORS: Final = {
 }
 
 
+class Drained(Exception):
+    """The server stops: an answer that has no end of its own is cut."""
+
+
 @final
 class Gateway:
     """What one app knows of its kernel and of who may come in.
 
     `origins`: None: pages of the same host only; "*": any; a tuple: exactly those. A
-    request without Origin comes from no browser and passes, unless its `Sec-Fetch-Site`
-    says that another site's page fetches. `cors` adds headers (True: the usual ones) to
-    HTTP answers and lets foreign pages make HTTP requests. `hosts`: "*": any; a tuple:
-    those names, with a port or without; None: any, but see `hosts.is_rebound`.
+    request without Origin comes from no browser and passes. `cors` adds headers (True:
+    the usual ones) to HTTP answers and lets foreign pages make HTTP requests.
     """
 
     def __init__(
@@ -53,7 +54,6 @@ class Gateway:
         *,
         prefix: str = "agents",
         origins: Origins = None,
-        hosts: Hosts = None,
         cors: Cors = False,
         props: Any = None,
         limits: Limits | None = None,
@@ -62,18 +62,17 @@ class Gateway:
     ) -> None:
         if isinstance(origins, str) and origins != "*":
             raise UsageError(f'origins is None, "*" or a tuple, not {origins!r}')
-        if isinstance(hosts, str) and hosts != "*":
-            raise UsageError(f'hosts is None, "*" or a tuple, not {hosts!r}')
         parse_agent_path("/", (), prefix)  # refuses a prefix that cannot be one
         self._kernel = kernel
         self._watchers: list[Callable[[Kernel | None], None]] = []
         self.prefix = prefix
-        self.origins, self.hosts = origins, hosts
-        self._told: set[str] = set()  # hosts that were refused
+        self.origins = origins
         self.cors = _CORS if cors is True else dict(cors or {})
         self.props = props
         self.limits = limits or Limits()
         self.authenticate, self.admit = authenticate, admit
+        self._draining = False
+        self._endless: set[trio.CancelScope] = set()
         self._lead = "/" + "/".join(part for part in prefix.split("/") if part) + "/"
 
     @property
@@ -90,8 +89,50 @@ class Gateway:
     def serve(self, kernel: Kernel | None) -> None:
         """Serve this kernel from now on, or none."""
         self._kernel = kernel
+        self._draining = False
         for fn in self._watchers:
             fn(kernel)
+
+    def drain(self) -> None:
+        """Take nothing new any more; cut the answers that would go on for ever."""
+        self._draining = True
+        for scope in list(self._endless):
+            scope.cancel(reason="the server stops")
+
+    def undrain(self) -> None:
+        """A server begins to serve it: requests are taken again."""
+        self._draining = False
+
+    def hasten(self) -> None:
+        """Give code that is being stopped no more time."""
+        if self._kernel is not None:
+            self._kernel.hasten()
+
+    async def until_drained(self, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        """Yield what an endless answer says; raise `Drained` when the server stops.
+
+        So its client sees that it was cut, and does not take a part for the whole.
+        """
+        try:
+            while True:
+                part = None
+                with trio.CancelScope() as scope:
+                    if self._draining:
+                        scope.cancel(reason="the server stops")
+                    self._endless.add(scope)
+                    try:
+                        part = await anext(body)
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        self._endless.discard(scope)
+                if part is None:
+                    raise Drained
+                yield part
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
 
     def watch(self, fn: Callable[[Kernel | None], None]) -> None:
         """Call `fn` with the kernel that is served, or None, now and at each change."""
@@ -101,7 +142,8 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self._kernel is not None and not self._kernel.closing
+        closing = self._kernel is None or self._kernel.closing
+        return not closing and not self._draining
 
     @property
     def guarded(self) -> bool:
@@ -129,34 +171,14 @@ class Gateway:
     def allows(self, headers: Mapping[str, str]) -> bool:
         """Whether the Origin of a request is one of ours."""
         origin = headers.get("origin")
-        if self.origins == "*":
+        if origin is None or self.origins == "*":
             return True
-        if origin is None:
-            return not _is_fetched_by_others(headers)
         if self.origins is None:
             return _same_host(origin, headers.get("host", ""))
         return origin in self.origins
 
-    def knows_host(self, host: str, server: str) -> bool:
-        """Whether a request's `Host` is a name of ours. `server`: the address it reached."""
-        if self.hosts == "*":
-            return True
-        if isinstance(self.hosts, tuple):
-            known = is_named(host, self.hosts)
-        else:
-            known = self.guarded or not is_rebound(host, server)
-        if not known and not self._told:
-            self._told.add(host)
-            log.warning(
-                "refused what was sent to the host %r: name it in `hosts` if it is yours",
-                host[:100],
-            )
-        return known
-
-    def refuse_upgrade(self, request: Request, server: str) -> Response | None:
+    def refuse_upgrade(self, request: Request) -> Response | None:
         """Return the HTTP answer to a handshake that must not become a WebSocket."""
-        if not self.knows_host(request.headers.get("host", ""), server):
-            return Response("unknown host", 403)
         if not self.allows(request.headers):
             return Response("foreign origin", 403)
         if request.query.get("__agents_transport", "cf-websocket") != "cf-websocket":
@@ -252,19 +274,6 @@ def close_code(status: int) -> int:
     4000 + status for 4xx, which stops the clients' reconnecting; 1011 otherwise.
     """
     return 4000 + status if 400 <= status < 500 else 1011
-
-
-def _is_fetched_by_others(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that another site's page asks, and is not left for ours.
-
-    It sends no Origin with an image or a script; a page that is followed by a link may
-    come from anywhere.
-    """
-    site = headers.get("sec-fetch-site", "none")
-    return (
-        site not in {"same-origin", "none"}
-        and headers.get("sec-fetch-mode") != "navigate"
-    )
 
 
 def _same_host(origin: str, host: str) -> bool:

@@ -13,7 +13,7 @@ after; an empty outbox takes any one blob, however large.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from culet.kernel.ports import Blob
 
@@ -23,6 +23,9 @@ class Close(NamedTuple):
 
     code: int
     reason: str
+
+
+RESTART: Final = Close(1012, "the server restarts")
 
 
 @final

@@ -95,7 +95,7 @@ async def route_sub_agent_request(
     )
     enter = partial(gateway.enter_below, parent_stub, find_below(path))
     head = asked.method == "HEAD"
-    return quart_response(await gateway.answer(asked, enter), head=head)
+    return quart_response(await gateway.answer(asked, enter), gateway, head=head)
 
 
 async def route_sub_agent_socket(

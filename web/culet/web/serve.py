@@ -12,8 +12,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
-import signal
-import threading
 from collections import Counter
 from functools import partial
 from typing import Final, final
@@ -23,13 +21,16 @@ from hypercorn.config import Config
 from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
+from culet.kernel.kernel import alone
 
 from .app import INSPECTOR, SOCKETS, gateways_of
 from .asgi import AgentSockets
 from .gateway import Gateway
 from .heads import END, Head, is_ambiguous, read_head, refuse_handshake
 from .hypercorn_inside import Inside, fits, misfit, plain_serve, why_not_started
+from .outbox import RESTART
 from .sieved import Sieved
+from .signals import Told, stop_signals
 from .transport import RECEIVE_BYTES, Wire
 from .upgrade import open_socket
 
@@ -48,17 +49,33 @@ async def serve(
     """Serve an app with agents (`create_app`, `install`) until SIGINT, SIGTERM or cancellation.
 
     `bind` is HOST:PORT, port 0 for any; `task_status.started` gets the URL. Returns when
-    clients were told and open requests had a moment to finish. Raises `UsageError` for
-    an address that cannot be had and for an app that does not start.
+    clients were told and open requests had `GRACE_S` to finish; a second signal takes
+    the grace away. Raises `UsageError` for an address that cannot be had and for an app
+    that does not start.
     """
+    try:
+        async with stop_signals() as told:
+            await serve_told(app, told, bind=bind, task_status=task_status)
+    except BaseExceptionGroup as group:
+        raise alone(group) from None
+
+
+async def serve_told(
+    app: QuartTrio,
+    told: Told,
+    *,
+    bind: str,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an app until `told` says to stop. See `serve`."""
     gateways = gateways_of(app)
     host, port = split_bind(bind)
     listeners = await _listen(host, port)
     server = _Server(app, gateways)
+    told.hastens(server.hasten)
     try:
-        await (server.run if fits() else server.run_plainly)(
-            listeners, host, task_status
-        )
+        run = server.run if fits() else server.run_plainly
+        await run(listeners, host, told, task_status)
     except BaseExceptionGroup as group:
         why = why_not_started(group)
         if why is None:
@@ -103,6 +120,8 @@ class _Server:
         self.total = 0
         self.streams: set[trio.SocketStream] = set()
         self.idle = trio.Event()
+        self.draining = False
+        self.grace = trio.CancelScope()
 
     def _configure(self) -> Config:
         config = Config()
@@ -118,6 +137,7 @@ class _Server:
         self,
         listeners: list[trio.SocketListener],
         host: str,
+        told: Told,
         task_status: trio.TaskStatus[str],
     ) -> None:
         """Accept until told to stop; then let what is open end in order."""
@@ -133,7 +153,7 @@ class _Server:
             await outer.start(live)
             await inside.started()
             try:
-                await self._accept(inside, listeners, host, task_status)
+                await self._accept(inside, listeners, host, told, task_status)
             finally:
                 with trio.CancelScope(shield=True):
                     await inside.stopped()
@@ -143,6 +163,7 @@ class _Server:
         self,
         listeners: list[trio.SocketListener],
         host: str,
+        told: Told,
         task_status: trio.TaskStatus[str],
     ) -> None:
         """Leave the listener to a hypercorn that is not known: less is kept, see the guide."""
@@ -152,7 +173,12 @@ class _Server:
         self._warn(host)
         self.config.websocket_max_message_size = 2 * self.limits.message_bytes
         url = _url(host, listeners)
-        until = partial(_stop_signal, task_status, url)
+
+        async def until() -> None:
+            _say_served(url, task_status)
+            await told.stop.wait()
+            self._refuse()
+
         await plain_serve(self.app, self.config, listeners, until)
 
     async def _accept(
@@ -160,6 +186,7 @@ class _Server:
         inside: Inside,
         listeners: list[trio.SocketListener],
         host: str,
+        told: Told,
         task_status: trio.TaskStatus[str],
     ) -> None:
         async with trio.open_nursery() as handlers:
@@ -178,10 +205,14 @@ class _Server:
                 )
                 url = _url(host, listeners)
                 self._warn(host)
-                await _stop_signal(task_status, url)
+                _say_served(url, task_status)
+                await told.stop.wait()
+                self._refuse()
+                await inside.stop()
+                await self._wind_down()
                 accepting.cancel_scope.cancel(reason="the server stops")
-            await inside.stop()
-            await self._wind_down()
+            for listener in listeners:  # who comes now is refused, and does not wait
+                listener.socket.close()
             handlers.cancel_scope.cancel(reason="the server stops")
 
     def _warn(self, host: str) -> None:
@@ -193,21 +224,42 @@ class _Server:
                 host,
             )
 
+    def _refuse(self) -> None:
+        """Nothing new begins: `/readyz` says so first, and so does every later answer."""
+        self.draining = True
+        for gateway in self.gateways:
+            gateway.drain()
+
     async def _wind_down(self) -> None:
-        """Say goodbye; what has not ended after the grace is closed."""
+        """Say goodbye; what has not ended after the grace is closed.
+
+        New connections are answered meanwhile, and are not waited for.
+        """
+        open_then = set(self.streams)
+        sockets = sum(len(wire.links) for wire in self.wires)
         for wire in self.wires:
-            wire.close_all(1012, "the server restarts")
-        self.routed.close_all(1012, "the server restarts")
+            wire.close_all(*RESTART)
+        self.routed.close_all(*RESTART)
         inspector = self.app.extensions.get(INSPECTOR)
         if inspector is not None:
             inspector.close()  # its events would go on for the whole grace
-        with trio.move_on_after(GRACE_S):
-            while self.total:
+        self.grace.deadline = min(self.grace.deadline, trio.current_time() + GRACE_S)
+        with self.grace:
+            while open_then & self.streams:
                 self.idle = trio.Event()
                 await self.idle.wait()
+        cut = len(open_then & self.streams)
+        about = {"sockets": sockets, "requests": len(open_then) - sockets, "cut": cut}
+        log.info("drained", extra=about)
         # hypercorn shields its sends: only a closed socket ends them
         for stream in list(self.streams):
             stream.socket.close()
+
+    def hasten(self) -> None:
+        """A second signal: nothing that is open gets more time."""
+        self.grace.cancel(reason="a second signal")
+        for gateway in self.gateways:
+            gateway.hasten()
 
     # ---- one connection
 
@@ -254,7 +306,11 @@ class _Server:
                 stream, head, "bad request" if head == 400 else "not supported"
             )
             return
-        if head.is_websocket:
+        socket = head.is_websocket
+        if self.draining and not socket:
+            await _answer(stream, 503, "the server stops", "retry-after: 1\r\n")
+            return
+        if socket:
             path = head.target.partition("?")[0]
             for gateway, wire in zip(self.gateways, self.wires, strict=True):
                 if gateway.owns(path):
@@ -333,10 +389,12 @@ class _Replayed(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
-async def _answer(stream: trio.SocketStream, status: int, text: str) -> None:
+async def _answer(
+    stream: trio.SocketStream, status: int, text: str, more: str = ""
+) -> None:
     body = text.encode() + b"\n"
     head = (
-        f"HTTP/1.1 {status} {text}\r\nconnection: close\r\n"
+        f"HTTP/1.1 {status} {text}\r\nconnection: close\r\n{more}"
         f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     await stream.send_all(head.encode() + body)
@@ -346,22 +404,10 @@ async def _answer(stream: trio.SocketStream, status: int, text: str) -> None:
             pass
 
 
-async def _stop_signal(task_status: trio.TaskStatus[str], url: str) -> None:
-    """Report that the server runs; return at the first SIGINT or SIGTERM.
-
-    Signals are heard in the main thread only; elsewhere a server is cancelled. It is
-    told after they are heard: who has read of it may stop it at once.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        log.info("serving on %s", url)
-        task_status.started(url)
-        await trio.sleep_forever()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        log.info("serving on %s", url)
-        task_status.started(url)
-        async for number in signals:
-            log.info("stopping: %s", signal.Signals(number).name)
-            return
+def _say_served(url: str, task_status: trio.TaskStatus[str]) -> None:
+    """Report that the server runs. Signals are heard already: who reads it may stop it."""
+    log.info("serving on %s", url)
+    task_status.started(url)
 
 
 def _address(stream: trio.SocketStream) -> str:

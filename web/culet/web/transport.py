@@ -27,6 +27,7 @@ from culet.kernel.sockets import Connection
 
 from .framing import framed
 from .gateway import opened
+from .outbox import Close
 from .session import Session
 
 log = logging.getLogger("culet.web")
@@ -172,6 +173,7 @@ class Link:
         "_text",
         "_wake",
         "_why",
+        "bye",
         "session",
         "wire",
     )
@@ -191,6 +193,7 @@ class Link:
         self._wake, self._drained = trio.Event(), trio.Event()
         self._scope = trio.CancelScope()
         self._why = ""
+        self.bye: Close | None = None  # said before anything else
         self._close_by: float | None = None
         now = trio.current_time()
         self._heard_at = self._moved_at = self._pinged_at = now
@@ -216,6 +219,8 @@ class Link:
         """Be the connection until it ends; tells the kernel of the end."""
         self.session = session
         self.wire.links[self] = None
+        if self.bye is not None:
+            self.end(*self.bye)
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:

@@ -21,7 +21,8 @@ from culet.kernel.http import Request, Response
 from culet.kernel.visits import Visit, error_response
 
 from .gateway import Gateway, close_code
-from .heads import END, joined
+from .heads import END
+from .outbox import RESTART
 from .session import Session
 from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
 
@@ -43,6 +44,9 @@ async def open_socket(
         return
     if rest:
         protocol.receive_data(rest)
+    if not gateway.ready:
+        await _refuse(stream, protocol, *RESTART)
+        return
     visited = await gateway.enter(request)
     refusal = (
         await _converse(gateway, wire, stream, protocol, request, visited)
@@ -72,6 +76,8 @@ async def _converse(
     except CuletError as error:
         return error_response(error)
     session.connection = connection
+    if not gateway.ready:  # it stopped while the agent was woken
+        link.bye = RESTART
     await link.run(kernel, session, connection)
     return None
 
@@ -86,9 +92,7 @@ async def _shake_hands(
         await stream.send_all(_BAD)  # the protocol has hung up and says nothing more
         return None
     request = kernel_request(event)
-    reached = stream.socket.getsockname()
-    server = str(reached[0]) if isinstance(reached, tuple) else ""
-    refusal = gateway.refuse_upgrade(request, server)
+    refusal = gateway.refuse_upgrade(request)
     if refusal is None:
         try:
             answer = protocol.accept(event)
@@ -105,7 +109,11 @@ async def _shake_hands(
 
 def kernel_request(event: WireRequest) -> Request:
     """Return the handshake as gates and agents see it."""
-    return Request("GET", event.path, headers=joined(event.headers.raw_items()))
+    headers: dict[str, str] = {}
+    for name, value in event.headers.raw_items():
+        name = name.lower()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return Request("GET", event.path, headers=headers)
 
 
 async def _say(stream: trio.SocketStream, protocol: ServerProtocol) -> None:
