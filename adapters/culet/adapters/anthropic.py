@@ -23,7 +23,7 @@ from culet.adapters.anthropic_wire import (
 from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
 from culet.adapters.remote import Remote, Reply, Sdk
 from culet.kernel.core.job import Retry
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import MODEL_CONNECT_S, MODEL_SILENCE_S, MODEL_TOKENS
 from culet.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class AnthropicModel:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        max_tokens: int = DEFAULT.model_tokens,
+        max_tokens: int = MODEL_TOKENS,
         options: Mapping[str, Json] | None = None,
         prefill: bool = False,
         retry: Retry | None = None,
-        silence_s: float = DEFAULT.model_silence_s,
+        silence_s: float = MODEL_SILENCE_S,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
         chance: Callable[[], float] | None = None,
         price: Price | None = None,
@@ -121,7 +121,7 @@ def _client(
         api_key=key,
         base_url=base_url,
         max_retries=0,  # we try again ourselves
-        timeout=anthropic.Timeout(silence_s, connect=DEFAULT.model_connect_s),
+        timeout=anthropic.Timeout(silence_s, connect=MODEL_CONNECT_S),
         http_client=http,
     )
     sdk = Sdk(

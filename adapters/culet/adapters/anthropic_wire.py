@@ -27,7 +27,7 @@ from culet.adapters.remote import (
     shortened,
 )
 from culet.adapters.wire import GO_ON, Asked, object_of, safe_ids, schema_of
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import MODEL_EVENT_BYTES
 from culet.kernel.core.sse import Event
 
 _REASONS: Final = {
@@ -204,7 +204,7 @@ class MessageFold:
         if asked is not None and delta.partial_json:
             asked.arguments.append(delta.partial_json)
             self._size += len(delta.partial_json)
-            if self._size > DEFAULT.model_event_bytes:
+            if self._size > MODEL_EVENT_BYTES:
                 raise ModelCut("the model's tool calls are larger than allowed")
         yield from self._words(delta.text, delta.thinking)
 

@@ -18,7 +18,7 @@ from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
 from culet.adapters.openai_wire import ChatFold, messages_of, tools_of
 from culet.adapters.remote import Remote, Reply, Sdk
 from culet.kernel.core.job import Retry
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import MODEL_CONNECT_S, MODEL_SILENCE_S
 from culet.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class OpenAIModel:
         options: Mapping[str, Json] | None = None,
         prefill: bool = False,
         retry: Retry | None = None,
-        silence_s: float = DEFAULT.model_silence_s,
+        silence_s: float = MODEL_SILENCE_S,
         sleep: Callable[[float], Awaitable[object]] = trio.sleep,
         chance: Callable[[], float] | None = None,
         price: Price | None = None,
@@ -133,7 +133,7 @@ def _client(
         api_key=key,
         base_url=base_url,
         max_retries=0,  # we try again ourselves
-        timeout=openai.Timeout(silence_s, connect=DEFAULT.model_connect_s),
+        timeout=openai.Timeout(silence_s, connect=MODEL_CONNECT_S),
         http_client=http,
     )
     sdk = Sdk(

@@ -25,7 +25,7 @@ from culet.adapters.model import (
 )
 from culet.adapters.remote import ModelCut, ModelUnavailable, said_by, shortened
 from culet.adapters.wire import GO_ON, Asked, object_of, safe_ids, schema_of
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import MODEL_EVENT_BYTES
 from culet.kernel.core.sse import Event
 
 _REASONS: Final = {
@@ -203,7 +203,7 @@ class ChatFold:
         asked.name = asked.name or function.name or ""
         asked.arguments.append(text)
         self._size += _CALL_BYTES + len(text)
-        if self._size > DEFAULT.model_event_bytes:
+        if self._size > MODEL_EVENT_BYTES:
             raise ModelCut("the model's tool calls are larger than allowed")
 
     def _goes_on(self, delta: _CallDelta, name: str | None, text: str) -> Asked | None:

@@ -35,15 +35,15 @@ from culet.adapters.model import ModelEvent
 from culet.kernel.clock import Chance
 from culet.kernel.core import sse
 from culet.kernel.core.job import Retry, next_try
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import DEFAULT, MODEL_ATTEMPTS, MODEL_WAIT_S
 from culet.kernel.errors import CuletError, RemoteProtocolError, UsageError
 
 log = logging.getLogger("culet.adapters")
 
 RETRY: Final = Retry(
-    max_attempts=DEFAULT.model_attempts,
+    max_attempts=MODEL_ATTEMPTS,
     base_delay=DEFAULT.backoff_base_s,
-    max_delay=DEFAULT.model_wait_s,
+    max_delay=MODEL_WAIT_S,
 )
 _SAID_CHARS: Final = 300  # of a provider's own words in our message
 _LATER: Final = frozenset({408, 409, 425, 429})  # and all from 500

@@ -41,6 +41,7 @@ class Request:
 
     __slots__ = (
         "_body",
+        "_most",
         "_stream",
         "headers",
         "identity",
@@ -62,7 +63,9 @@ class Request:
         headers: Headers | Iterable[tuple[str, str]] = (),
         identity: Any = None,
         body: bytes | Callable[[], AsyncIterator[bytes]] = b"",
+        body_bytes: int = DEFAULT.body_bytes,
     ) -> None:
+        self._most = body_bytes
         self.method = method.upper()
         self.url = url
         self.raw_path = _path_of(url) if raw_path is None else raw_path
@@ -89,8 +92,12 @@ class Request:
         finally:
             await closed(parts)
 
-    async def read(self, *, max_bytes: int = DEFAULT.body_bytes) -> bytes:
-        """Return the whole body; raises `CapacityError` beyond `max_bytes`."""
+    async def read(self, *, max_bytes: int | None = None) -> bytes:
+        """Return the whole body; raises `CapacityError` beyond `max_bytes`.
+
+        Without it `body_bytes` holds: of the limits, where a client has sent it.
+        """
+        max_bytes = self._most if max_bytes is None else max_bytes
         if self._body is None:
             parts: list[bytes] = []
             size = 0
@@ -131,6 +138,7 @@ class Request:
             query=self.query,
             headers=self.headers if headers is None else headers,
             identity=self.identity if identity is ... else identity,
+            body_bytes=self._most,
         )
         other._body, other._stream = self._body, self._stream
         if self._body is None:

@@ -27,6 +27,7 @@ import trio
 from .core import inspection as core
 from .core.inspection import Inspection, StoredChunk, Wrong
 from .core.limits import ERROR_CHARS
+from .core.run import cut_bytes
 from .endings import Ending
 from .errors import CuletError, FacetAborted, FacetBroken, UsageError
 from .node import Ambient, Node, State, is_stop
@@ -296,7 +297,7 @@ class _Pump:
         limit = self.limits.summary_bytes
         summary = found.summary or self.turn.text or None
         if summary is not None:
-            summary = summary[:limit]
+            summary = cut_bytes(summary, limit)
         text = found.error or None
         if found.status == "aborted":
             self._end(Ending.by("cancelled", reason=text, summary=summary))

@@ -144,7 +144,8 @@ class Runs:
             " AND born > coalesce((SELECT born FROM run WHERE owner = ?1 AND id = ?5), 0)"
             " ORDER BY born LIMIT ?6"
         )
-        count = self.tree.kernel.limits.retained_runs if limit is None else limit
+        most = self.tree.kernel.limits.retained_runs
+        count = most if limit is None else max(0, min(limit, most))
         params = (owner, status, agent_type, parent_tool_call_id, after, count)
         return [to_run(r) for r in self.db.execute(sql, params)]
 

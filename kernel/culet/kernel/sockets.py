@@ -320,7 +320,7 @@ class Connection:
     async def _pump(self) -> None:
         """Wake the agent (never create it) and hand over what has arrived, in order."""
         try:
-            while self._inbox and not self.gone and self._opened:
+            while self._inbox and not self.gone and self._opened and not self._full:
                 self._drain(await self._tree.wake(self._slot))
         except CuletError as error:
             self._tree.kernel.report("socket", None, error, name=self.uri)
@@ -329,7 +329,7 @@ class Connection:
             self._pumping = False
 
     def _drain(self, node: Node) -> None:
-        while self._inbox and node.state is State.LIVE:
+        while self._inbox and node.state is State.LIVE and not self._full:
             message = self._inbox.popleft()
             frame = client.decode_client_frame(message)
             if frame is None:
@@ -352,8 +352,13 @@ class Connection:
                     handled = True
                 if not handled:
                     self._work(node, _on_message, message)
-        if self._inbox:
+        if self._inbox and not self._full:
             self._pump_later()
+
+    @property
+    def _full(self) -> bool:
+        """Whether as much as may be is in work; the end of one of them goes on."""
+        return self._working >= self._tree.kernel.limits.rpc_per_connection
 
     def _work(self, node: Node, fn: Callable[..., Any], what: Any) -> None:
         """Start a task for one message.
@@ -374,6 +379,8 @@ class Connection:
         finally:
             self._working -= 1
             self._room.set()
+            if self._inbox:
+                self._pump_later()
 
 
 # ---- client calls

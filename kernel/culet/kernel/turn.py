@@ -19,7 +19,7 @@ from . import runtree
 from .calls import UNENCODABLE, json_bytes
 from .core.fits import complaint
 from .core.limits import ERROR_CHARS
-from .core.run import coalesce, default_error
+from .core.run import coalesce, cut_bytes, default_error
 from .core.status import Cause, settled
 from .endings import Ending, Subject, json_text
 from .errors import (
@@ -424,7 +424,7 @@ class Turns:
 
     def _kept(self, text: str) -> str | None:
         """Return the part of a text that a row keeps."""
-        return text[: self.tree.kernel.limits.summary_bytes] or None
+        return cut_bytes(text, self.tree.kernel.limits.summary_bytes) or None
 
     async def _drive(self, node: Node, subject: Subject, taken: Taken) -> None:
         stream = self.tree.streams.open(node.slot, subject.id)
@@ -491,7 +491,7 @@ class Turns:
         try:
             turn.keep_last()
             summary = turn.summary if turn.summary is not None else turn.text
-            summary = summary[: limit.summary_bytes]
+            summary = cut_bytes(summary, limit.summary_bytes)
             output = json_text(turn.output)
             usage = json_text(turn.usage)
             if turn._fault is not None:

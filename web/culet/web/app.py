@@ -346,6 +346,7 @@ def kernel_request(
         headers={name.lower(): value for name, value in request.headers.items()},
         identity=identity,
         body=body,
+        body_bytes=limits.body_bytes,
     )
 
 

@@ -27,6 +27,13 @@ JITTER_MAX_S: Final = 86_400
 AMOUNT_MAX: Final = 10**12  # of a budget or one spend: tokens, calls, cost in 1e-6 $
 EFFECT_KEY_MAX: Final = 1024  # code points
 ERROR_CHARS: Final = 2_000  # of an error text that is stored, or told to a model
+# of models behind HTTP, which are made before any kernel is
+MODEL_ATTEMPTS: Final = 4  # to get the first word of an answer
+MODEL_WAIT_S: Final = 60.0  # between two of them, whatever a provider asks for
+MODEL_CONNECT_S: Final = 10.0
+MODEL_SILENCE_S: Final = 300.0  # between two signs of life in an answer
+MODEL_EVENT_BYTES: Final = 8 << 20  # one event; all tool arguments of one answer
+MODEL_TOKENS: Final = 8192  # of one answer, where a provider wants to be told
 TERMINALS: Final = frozenset({"completed", "error", "aborted", "interrupted"})
 
 
@@ -141,13 +148,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     adapter_silence_s: float = 5.0  # of a tail, or between two looks: then a look
     cancel_s: float = 5.0  # to hear that a run was ended, before it is fenced
 
-    # models behind HTTP
-    model_attempts: int = 4  # to get the first word of an answer
-    model_wait_s: float = 60.0  # between two of them, whatever a provider asks for
-    model_connect_s: float = 10.0
-    model_silence_s: float = 300.0  # between two signs of life in an answer
-    model_event_bytes: int = 8 << 20  # one event; all tool arguments of one answer
-    model_tokens: int = 8192  # of one answer, where a provider wants to be told
+    # models
+    model_tokens: int = 8192  # of an answer that its model does not bound: for budgets
 
     # web
     message_bytes: int = 1 << 20  # one incoming WebSocket message

@@ -141,6 +141,13 @@ def model_value(run: Result) -> Any:
     return told
 
 
+def cut_bytes(text: str, most: int) -> str:
+    """Return as much of a text as has at most so many bytes in UTF-8."""
+    if len(text) * 4 <= most:
+        return text
+    return text.encode(errors="surrogatepass")[:most].decode(errors="ignore")
+
+
 def default_error(status: str, reason: str | None) -> str:
     """Return the text for a run that ended without one of its own."""
     texts = {

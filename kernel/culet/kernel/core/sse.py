@@ -12,7 +12,7 @@ from typing import Final, final
 
 import msgspec
 
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import MODEL_EVENT_BYTES
 from culet.kernel.errors import RemoteProtocolError
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a last \r may be half of one
@@ -33,7 +33,7 @@ class Decoder:
     end without the empty line that ends an event is none.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT.model_event_bytes) -> None:
+    def __init__(self, max_bytes: int = MODEL_EVENT_BYTES) -> None:
         self._max = max_bytes
         self._rest = bytearray()  # of a line that has not ended
         self._kind = ""
