@@ -443,7 +443,7 @@ async def test_two_sockets_of_one_label_are_two_and_the_newest_answers_to_it(
         assert (await kid.flags("x"))[0] == ["x", "old"]
 
 
-@pytest.mark.rule("F-471")
+@pytest.mark.rule("F-471", "W-018")
 @pytest.mark.parametrize("depth", [2, 3])
 async def test_a_deep_socket_makes_its_leaf_and_nobody_else(
     clock: object, depth: int

@@ -45,7 +45,7 @@ async def test_what_cannot_be_named_is_refused_and_writes_nothing(
         assert not any(key.name != "h" for key in server.kernel.trees)
 
 
-@pytest.mark.rule("W-023")
+@pytest.mark.rule("W-023", "W-018")
 async def test_an_absent_root_before_a_hop_is_not_made() -> None:
     async with serving() as server:
         path = "/agents/hub/nobody/sub/plain/x"
@@ -55,6 +55,7 @@ async def test_an_absent_root_before_a_hop_is_not_made() -> None:
         assert server.kernel.trees == {}
 
 
+@pytest.mark.rule("W-018")
 async def test_a_guessed_run_is_not_found_and_starts_nothing() -> None:
     async with serving() as server, server.connect() as hub:
         await hub.hello()
@@ -67,6 +68,7 @@ async def test_a_guessed_run_is_not_found_and_starts_nothing() -> None:
         assert [row["path"] for row in server.kernel.tree("Hub", "h")] == ["Hub/h"]
 
 
+@pytest.mark.rule("W-018")
 async def test_a_run_that_exists_admits_to_its_child() -> None:
     async with serving() as server, server.connect() as hub:
         assert (await hub.call("write", "known", 1))["result"] == "completed"

@@ -22,6 +22,7 @@ ALONE = (
 )
 
 
+@pytest.mark.rule("W-065", "W-066")
 @pytest.mark.skipif(NODE is None and "CI" not in os.environ, reason="there is no node")
 @pytest.mark.parametrize("name", ALONE)
 def test_page_modules(name: str) -> None:

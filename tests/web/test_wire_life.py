@@ -11,7 +11,7 @@ from trio_websocket import ConnectionClosed
 
 from culet.kernel import Limits, Request
 from web.serving import Client
-from web.test_transport import raw, upgrade
+from web.test_transport import masked, raw, upgrade
 from web.wirekit import Sleeper, question, wired
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -247,3 +247,47 @@ async def test_no_frame_of_the_protocol_is_a_heartbeat(transport: str) -> None:
         with trio.move_on_after(0.4):
             raise AssertionError(await client.socket.get_message())
         await quiet(client)
+
+
+@pytest.mark.rule("W-057")
+async def test_what_comes_after_the_server_has_closed_is_not_heard() -> None:
+    def frame(about: dict[str, Any]) -> bytes:
+        return masked(1, json.dumps(about).encode())
+
+    call = {"type": "rpc", "id": "1", "method": "hang_up", "args": [4001]}
+    async with wired() as server, server.connect(ROOT) as other:
+        await other.hello()
+        async with raw(server, upgrade(f"{ROOT}?_pk=rude")) as rude:
+            await rude.open()
+            await rude.texts_until("mcp_servers")
+            await rude.stream.send_all(frame(call))
+            with trio.fail_after(5):
+                while rude.protocol.close_rcvd is None:
+                    rude.protocol.receive_data(await rude.stream.receive_some(65536))
+            for n in range(3):  # and does not answer the close
+                late = {"type": "cf_agent_state", "state": {"n": 5 + n}}
+                await rude.stream.send_all(frame(late))
+            await rude.stream.send_all(masked(8, (4001).to_bytes(2, "big")))
+            assert await rude.close_code() == 4001
+        await quiet(other)
+        async with server.connect(ROOT) as late_one:
+            assert (await late_one.hello())[1]["state"] == {"n": 0}
+
+
+@pytest.mark.rule("W-056")
+async def test_who_has_too_many_calls_in_work_is_not_read_until_one_has_ended() -> None:
+    limits = Limits(rpc_per_connection=3)
+    async with wired(limits=limits) as server, server.connect(ROOT) as client:
+        await client.hello()
+        for _ in range(3):
+            await client.start("wait")
+        await client.start("ping", "fourth")
+        async with server.connect(ROOT) as other:
+            await other.hello()
+            await quiet(other)
+            with trio.move_on_after(0.1):
+                raise AssertionError(await client.frame())
+            await other.call("let_go")
+        answers = [await client.frame() for _ in range(4)]
+        assert {frame["id"] for frame in answers[:3]} == {"wait-1", "wait-2", "wait-3"}
+        assert answers[3]["result"] == "fourth"

@@ -40,6 +40,7 @@ class Desk(Agent):
 
     initial_state: ClassVar[Any] = {"n": 0}
     came: ClassVar[list[Came]] = []  # label, path, rest, query of each that connected
+    gate: ClassVar[trio.Event]
 
     async def on_connect(self, connection: Connection, ctx: ConnectContext) -> None:
         asked = ctx.request
@@ -83,6 +84,14 @@ class Desk(Agent):
         assert caller is not None
         assert caller.connection is not None
         caller.connection.close(code, reason)
+
+    @rpc
+    async def wait(self) -> None:
+        await self.gate.wait()
+
+    @rpc
+    async def let_go(self) -> None:
+        self.gate.set()
 
     @rpc
     async def write(self, run_id: str, k: int) -> str:
@@ -155,6 +164,7 @@ async def wired(
 ) -> AsyncIterator[Wired]:
     """Serve them on a free port, by the transport of the fixture."""
     Desk.came.clear()
+    Desk.gate = trio.Event()
     Sleeper.may_start, Sleeper.may_greet = trio.Event(), trio.Event()
     async with (
         open_kernel(
