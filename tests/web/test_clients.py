@@ -163,6 +163,11 @@ def test_the_npm_package_is_whole_small_and_typed() -> None:
     run_node("package.test.mjs")
 
 
+@needs_packages
+def test_ids_of_any_kind_are_kept_apart_and_shown_as_text() -> None:
+    run_node("hostile.test.mjs")
+
+
 @needs_browser
 @pytest.mark.slow
 def test_the_page_in_a_browser(url: str) -> None:

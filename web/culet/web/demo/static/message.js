@@ -7,6 +7,7 @@ import { runsOf, siblingOrder } from "./culet/reducer.js";
 import { TextView } from "./text.js";
 
 const NOTES = {
+  __proto__: null, // what comes over the wire may have any name
   error: "The answer ended with an error",
   stopped: "Stopped",
   skipped: "Not answered: it was put aside",
@@ -54,6 +55,7 @@ export function runsFor(runs, parts) {
 }
 
 const TOOL_WORDS = {
+  __proto__: null,
   "input-streaming": "preparing",
   "input-available": "working",
   "approval-requested": "waiting for approval",

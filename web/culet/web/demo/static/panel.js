@@ -5,6 +5,7 @@ import { passageNode, passagesOf } from "./passage.js";
 import { TextView } from "./text.js";
 
 const WORDS = {
+  __proto__: null, // what comes over the wire may have any name
   running: "running",
   completed: "completed",
   error: "error",

@@ -20,7 +20,15 @@ let timer = 0;
 
 function chosen() {
   const [tab, cls, ...name] = location.hash.slice(1).split("/");
-  return { tab: tab in TABS ? tab : "tree", root: cls ? { class: cls, name: decodeURIComponent(name.join("/")) } : null };
+  return { tab: Object.hasOwn(TABS, tab) ? tab : "tree", root: cls ? { class: cls, name: decoded(name.join("/")) } : null };
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // somebody has typed it
+  }
 }
 
 const address = (tab, root) => `#${tab}${root ? `/${root.class}/${encodeURIComponent(root.name)}` : ""}`;

@@ -34,7 +34,7 @@ function row({ actions = [], timeline = false } = {}) {
   };
 }
 
-const AGENT_TONES = { live: "good", starting: "warn", stopping: "warn", resting: "bad", remnant: "bad" };
+const AGENT_TONES = { __proto__: null, live: "good", starting: "warn", stopping: "warn", resting: "bad", remnant: "bad" };
 
 function agent() {
   const view = row();
@@ -58,7 +58,7 @@ function agent() {
   };
 }
 
-const RUN_TONES = { running: "good", completed: "rest", error: "bad", aborted: "warn", interrupted: "warn" };
+const RUN_TONES = { __proto__: null, running: "good", completed: "rest", error: "bad", aborted: "warn", interrupted: "warn" };
 
 function run(page) {
   let shown = null;
@@ -97,13 +97,14 @@ function run(page) {
 }
 
 const WHY = {
+  __proto__: null,
   time: (it, now) => `its time comes in ${span(it.due_at - now)}`,
   asked: () => "somebody asked for it now",
   retry: (it, now) => `try ${it.attempts} failed, the next is in ${span(it.due_at - now)}`,
   running: () => "it is being called",
   paused: () => "it waits until it is resumed",
 };
-const WHY_SHOWN = { time: "planned", asked: "now" };
+const WHY_SHOWN = { __proto__: null, time: "planned", asked: "now" };
 const DUE_TEXTS = {
   run_now: ["Run now …", "Run it now?", "Run it now", "is called at once. A recurring one goes on as planned."],
   replay: ["Replay …", "Replay it?", "Replay", "is called again, with new attempts."],
