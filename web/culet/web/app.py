@@ -25,8 +25,10 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
 
-from .asgi import INTAKE, AgentSockets, raw_path
+from .asgi import INTAKE, AgentSockets, raw_path, server_of
 from .gateway import Authenticate, Cors, Gateway, Origins
+from .heads import joined
+from .hosts import Hosts
 from .inspect import PATH, Inspect, Inspector
 from .intake import Intake
 from .metrics import CONTENT_TYPE, Metrics
@@ -44,6 +46,7 @@ def create_app(
     *,
     prefix: str = "agents",
     origins: Origins = None,
+    hosts: Hosts = None,
     cors: Cors = False,
     props: Any = None,
     limits: Limits | None = None,
@@ -53,7 +56,9 @@ def create_app(
 ) -> QuartTrio:
     """Return an app that serves a kernel's agents, and `/healthz`, `/readyz`, `/metrics`.
 
-    `origins`: None: same origin only; "*": any; a tuple: exactly those. `authenticate`
+    `origins`: None: same origin only; "*": any; a tuple: exactly those. `hosts`: the
+    names that the server answers to, "*": any; None: any, but only local ones where
+    nothing asks who comes in and a request comes over loopback. `authenticate`
     returns an identity, None (anonymous) or a Response that refuses; `admit` is the gate
     of roots. `inspect` turns on the page `/inspect` for whom it says True of: see the guide.
     More routes may be added to the app.
@@ -65,6 +70,7 @@ def create_app(
         kernel,
         prefix=prefix,
         origins=origins,
+        hosts=hosts,
         cors=cors,
         props=props,
         limits=limits,
@@ -82,6 +88,7 @@ def install(
     *,
     prefix: str = "agents",
     origins: Origins = None,
+    hosts: Hosts = None,
     cors: Cors = False,
     props: Any = None,
     limits: Limits | None = None,
@@ -101,6 +108,7 @@ def install(
         kernel if isinstance(kernel, Kernel) else None,
         prefix=prefix,
         origins=origins,
+        hosts=hosts,
         cors=cors,
         props=props,
         limits=limits or (kernel.limits if isinstance(kernel, Kernel) else None),
@@ -262,7 +270,9 @@ def _add_inspector(app: QuartTrio, gateway: Gateway, may: Inspect) -> None:
 
     async def inspected() -> QuartResponse | None:
         path = raw_path(cast(Any, current_request.scope))
-        if not inspector.owns(path):
+        scope = cast(Any, current_request.scope)
+        host = current_request.headers.get("host", "")
+        if not inspector.owns(path) or not gateway.knows_host(host, server_of(scope)):
             return None
         asked = kernel_request(current_request, path, gateway.limits)
         answer = await inspector.answer(asked)
@@ -343,10 +353,9 @@ def kernel_request(
     return Request(
         request.method,
         f"{raw_path}?{query}" if query else raw_path,
-        headers={name.lower(): value for name, value in request.headers.items()},
+        headers=joined(request.headers.items()),
         identity=identity,
         body=body,
-        body_bytes=limits.body_bytes,
     )
 
 

@@ -31,6 +31,7 @@ from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 
 from .gateway import Drained, Enter, Gateway, close_code, opened
+from .heads import joined
 from .hypercorn_inside import decline_compression, tcp_socket
 from .intake import Intake
 from .outbox import RESTART, Close
@@ -111,15 +112,16 @@ class AgentSockets:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = _refused(scope)
         if status is not None:
-            start = {"type": "http.response.start", "status": status}
-            await send({**start, "headers": _LAST})
-            await send({"type": "http.response.body", "body": b""})
+            await _refuse_request(send, status)
             return
         intake = scope[INTAKE] = Intake(receive)
         path = raw_path(scope)
         for gateway in self._gateways:
             if gateway.owns(path):
                 intake.bound(gateway.limits)
+                if not gateway.knows_host(_host(scope), server_of(scope)):
+                    await _refuse_request(send, 403)
+                    return
         last = any(name.lower() == b"upgrade" for name, _value in scope["headers"])
         try:
             await self._app(scope, intake.receive, finishing(send, intake, last=last))
@@ -245,7 +247,7 @@ async def _serve(
     receive: Receive,
     send: Send,
 ) -> None:
-    refusal = gateway.refuse_upgrade(request)
+    refusal = gateway.refuse_upgrade(request, server_of(scope))
     if refusal is not None:
         await _refuse_in_http(scope, send, refusal)
         return
@@ -505,14 +507,30 @@ def _refused(scope: Scope) -> int | None:
     """Return the status of a request that must not reach the app, and ends its connection.
 
     A CONNECT may change the protocol, so hypercorn stops reading and the connection would
-    stay for ever, whatever is answered.
+    stay for ever, whatever is answered. A TRACE would show a page its own cookies.
     """
-    if scope["method"] == "CONNECT":
+    if scope["method"] in {"CONNECT", "TRACE"}:
         return 501
     return 400 if _two_lengths(scope) else None
 
 
 _LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
+
+
+async def _refuse_request(send: Send, status: int) -> None:
+    start = {"type": "http.response.start", "status": status}
+    await send({**start, "headers": _LAST})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def server_of(scope: Scope) -> str:
+    """Return the address that a request has reached, as far as the server tells."""
+    return str((scope.get("server") or ("",))[0])
+
+
+def _host(scope: Scope) -> str:
+    named = [value for name, value in scope["headers"] if name.lower() == b"host"]
+    return b", ".join(named).decode("latin-1")
 
 
 async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
@@ -536,10 +554,10 @@ def kernel_request(
     scope: Scope, path: str, *, query: str | None = None, identity: Any = None
 ) -> Request:
     """Return the handshake as gates and agents see it. `query` stands for its own."""
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in scope["headers"]:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    headers = joined(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in scope["headers"]
+    )
     if query is None:
         query = scope.get("query_string", b"").decode("latin-1")
     url = f"{path}?{query}" if query else path

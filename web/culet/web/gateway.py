@@ -6,6 +6,7 @@ kernel's gates (`admit`, then hop by hop). What ends before the kernel has woken
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, final
 from urllib.parse import urlsplit
@@ -21,11 +22,13 @@ from culet.kernel.node import is_stop
 from culet.kernel.sockets import Connection, close_reason
 from culet.kernel.visits import Admit, Visit, error_response, visit, visit_below
 
+from .hosts import Hosts, is_named, is_rebound
 from .outbox import Close
 
 Authenticate = Callable[[Request], Awaitable[Any]]
 Enter = Callable[[Request], Awaitable[Visit | Response]]
 Origins = str | tuple[str, ...] | None
+log = logging.getLogger("culet.web")
 Cors = bool | Mapping[str, str]
 _CORS: Final = {
     "access-control-allow-origin": "*",
@@ -44,8 +47,10 @@ class Gateway:
     """What one app knows of its kernel and of who may come in.
 
     `origins`: None: pages of the same host only; "*": any; a tuple: exactly those. A
-    request without Origin comes from no browser and passes. `cors` adds headers (True:
-    the usual ones) to HTTP answers and lets foreign pages make HTTP requests.
+    request without Origin comes from no browser and passes, unless its `Sec-Fetch-Site`
+    says that another site's page fetches. `cors` adds headers (True: the usual ones) to
+    HTTP answers and lets foreign pages make HTTP requests. `hosts`: "*": any; a tuple:
+    those names, with a port or without; None: any, but see `hosts.is_rebound`.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Gateway:
         *,
         prefix: str = "agents",
         origins: Origins = None,
+        hosts: Hosts = None,
         cors: Cors = False,
         props: Any = None,
         limits: Limits | None = None,
@@ -62,11 +68,14 @@ class Gateway:
     ) -> None:
         if isinstance(origins, str) and origins != "*":
             raise UsageError(f'origins is None, "*" or a tuple, not {origins!r}')
+        if isinstance(hosts, str) and hosts != "*":
+            raise UsageError(f'hosts is None, "*" or a tuple, not {hosts!r}')
         parse_agent_path("/", (), prefix)  # refuses a prefix that cannot be one
         self._kernel = kernel
         self._watchers: list[Callable[[Kernel | None], None]] = []
         self.prefix = prefix
-        self.origins = origins
+        self.origins, self.hosts = origins, hosts
+        self._told: set[str] = set()  # hosts that were refused
         self.cors = _CORS if cors is True else dict(cors or {})
         self.props = props
         self.limits = limits or Limits()
@@ -171,14 +180,34 @@ class Gateway:
     def allows(self, headers: Mapping[str, str]) -> bool:
         """Whether the Origin of a request is one of ours."""
         origin = headers.get("origin")
-        if origin is None or self.origins == "*":
+        if self.origins == "*":
             return True
+        if origin is None:
+            return not _is_fetched_by_others(headers)
         if self.origins is None:
             return _same_host(origin, headers.get("host", ""))
         return origin in self.origins
 
-    def refuse_upgrade(self, request: Request) -> Response | None:
+    def knows_host(self, host: str, server: str) -> bool:
+        """Whether a request's `Host` is a name of ours. `server`: the address it reached."""
+        if self.hosts == "*":
+            return True
+        if isinstance(self.hosts, tuple):
+            known = is_named(host, self.hosts)
+        else:
+            known = self.guarded or not is_rebound(host, server)
+        if not known and not self._told:
+            self._told.add(host)
+            log.warning(
+                "refused what was sent to the host %r: name it in `hosts` if it is yours",
+                host[:100],
+            )
+        return known
+
+    def refuse_upgrade(self, request: Request, server: str) -> Response | None:
         """Return the HTTP answer to a handshake that must not become a WebSocket."""
+        if not self.knows_host(request.headers.get("host", ""), server):
+            return Response("unknown host", 403)
         if not self.allows(request.headers):
             return Response("foreign origin", 403)
         if request.query.get("__agents_transport", "cf-websocket") != "cf-websocket":
@@ -274,6 +303,19 @@ def close_code(status: int) -> int:
     4000 + status for 4xx, which stops the clients' reconnecting; 1011 otherwise.
     """
     return 4000 + status if 400 <= status < 500 else 1011
+
+
+def _is_fetched_by_others(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that another site's page asks, and is not left for ours.
+
+    It sends no Origin with an image or a script; a page that is followed by a link may
+    come from anywhere.
+    """
+    site = headers.get("sec-fetch-site", "none")
+    return (
+        site not in {"same-origin", "none"}
+        and headers.get("sec-fetch-mode") != "navigate"
+    )
 
 
 def _same_host(origin: str, host: str) -> bool:

@@ -21,7 +21,7 @@ from culet.kernel.http import Request, Response
 from culet.kernel.visits import Visit, error_response
 
 from .gateway import Gateway, close_code
-from .heads import END
+from .heads import END, joined
 from .outbox import RESTART
 from .session import Session
 from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
@@ -92,7 +92,9 @@ async def _shake_hands(
         await stream.send_all(_BAD)  # the protocol has hung up and says nothing more
         return None
     request = kernel_request(event)
-    refusal = gateway.refuse_upgrade(request)
+    reached = stream.socket.getsockname()
+    server = str(reached[0]) if isinstance(reached, tuple) else ""
+    refusal = gateway.refuse_upgrade(request, server)
     if refusal is None:
         try:
             answer = protocol.accept(event)
@@ -109,11 +111,7 @@ async def _shake_hands(
 
 def kernel_request(event: WireRequest) -> Request:
     """Return the handshake as gates and agents see it."""
-    headers: dict[str, str] = {}
-    for name, value in event.headers.raw_items():
-        name = name.lower()
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return Request("GET", event.path, headers=headers)
+    return Request("GET", event.path, headers=joined(event.headers.raw_items()))
 
 
 async def _say(stream: trio.SocketStream, protocol: ServerProtocol) -> None:
