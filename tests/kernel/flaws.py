@@ -163,8 +163,8 @@ async def read_late_and_then_lost() -> None:
         tree = tree_of(test)  # from here to the crash nobody else runs
         assert tree.runs.cancel(tree.root_slot, "r", "now") == "aborted"
         child = rows(tree, "SELECT child FROM run")[0][0]
-        texts, _all = tree.streams.pull(None, Cursor(child, "r", "run"), 1 << 16)
-        seen = [json.loads(text)["event"] for text in texts]
+        page, _all = tree.streams.pull(None, Cursor(child, "r", "run"), 1 << 16)
+        seen = [json.loads(text)["event"] for text in page.texts]
         await test.crash()  # the cancel is lost
         await test.reopen()
         _root, me = await opened_top(test)

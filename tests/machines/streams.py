@@ -277,10 +277,10 @@ class StreamMachine(TrioMachine):
         cursor = Cursor(rows[0][0], run_id, "run", after)
 
         async def doubled() -> None:
-            texts, _over = tree.streams.pull(None, cursor, 4096)
+            page, _over = tree.streams.pull(None, cursor, 4096)
             assert client.peer is not None
-            client.peer.out += Blob(*texts).texts
-            self.sometimes.hit("twice", bool(texts) and after >= 0)
+            client.peer.out += page.texts
+            self.sometimes.hit("twice", bool(page.texts) and after >= 0)
 
         self.do(doubled)
         self._fold(client)

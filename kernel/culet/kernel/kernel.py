@@ -40,6 +40,7 @@ from .feed import Feed, of_root
 from .fiberrows import FiberRun, Statuses
 from .node import Node, is_stop
 from .pace import Pace
+from .pages import Pages
 from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .stall import Stall
@@ -82,6 +83,7 @@ class Kernel:
         self.janitor = Worker("culet janitor") if threads else None
         self.opener = Worker("culet opener") if threads else None
         self.pace = Pace(limits, clock.stopwatch_ns)
+        self.pages = Pages(limits.shared_pages_bytes)
         self.trees: dict[TreeKey, Tree] = {}
         self.closing = False
         self.graces: set[trio.CancelScope] = set()  # of code that is being stopped
@@ -165,6 +167,8 @@ class Kernel:
             next_due = min((at for at, _ in slots if at > now), default=None)
             with trio.move_on_after(until(now, next_due, self.limits.clock_check_s)):
                 await self._sleepers_changed.wait()
+                continue
+            self.pages.sweep()
 
     async def _wake_root(self, key: TreeKey) -> None:
         """Open one root, in a task of its own: a slow one delays no other."""

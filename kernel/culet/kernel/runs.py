@@ -126,6 +126,12 @@ class Runs:
         rows = self.db.execute(sql, (child, run_id))
         return to_run(rows[0]) if rows else None
 
+    def has_ended(self, child: str, run_id: str) -> bool:
+        """Whether there is such a run and it has ended; its row may be large."""
+        sql = "SELECT status <> 'running' FROM run WHERE child = ? AND id = ?"
+        rows = self.db.execute(sql, (child, run_id))
+        return bool(rows and rows[0][0])
+
     def all(
         self,
         owner: str,
@@ -650,8 +656,8 @@ class Runs:
         limit = self.tree.kernel.limits.replay_page_bytes
         over = False
         while not over:
-            texts, over = self.tree.streams.pull(None, cursor, limit)
-            for text in texts:
+            page, over = self.tree.streams.pull(None, cursor, limit)
+            for text in page.texts:
                 yield msgspec.json.decode(text)
             await trio.lowlevel.checkpoint()
 

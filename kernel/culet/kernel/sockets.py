@@ -244,23 +244,29 @@ class Connection:
             self._tree.kernel.clock.stopwatch_ns,
         )
         limit, until = limits.replay_page_bytes, stopwatch() + int(limits.pass_s * 1e9)
-        texts: list[str] = []
+        parts: list[Blob] = []
         size = 0
         while self._cursors and size < limit:
-            if texts and stopwatch() >= until:
+            if parts and stopwatch() >= until:
                 break  # each run has a file of its own to open: the others may go on
             cursor = self._cursors[0]
             try:
-                part, over = self._tree.streams.pull(self, cursor, limit - size)
+                # whole pages: those who read the same run share them
+                part, over = self._tree.streams.pull(self, cursor, limit)
             except StorageError as error:  # of one file: the other runs are whole
                 name = cursor.stream_id
                 self._tree.kernel.report("replay", None, error, name=name)
-                part, over = [], True
-            texts += part
-            size += sum(map(len, part))
+                part, over = Blob(), True
+            if part.texts:
+                parts.append(part)
+                size += part.size
             if over:
                 self._cursors.popleft()
-        return Blob(*texts) if texts else None
+            elif part.texts:
+                break
+        if len(parts) > 1:
+            return Blob(*(text for part in parts for text in part.texts))
+        return parts[0] if parts else None
 
     # ---- what arrives
 

@@ -24,6 +24,7 @@ from .core import frames
 from .core.run import AgentToolRun, Status, public_error
 from .core.status import ended_by
 from .errors import FacetAborted, StorageError
+from .pages import BLOCK, Page, Place
 from .ports import Blob
 from .sql import end_stale
 
@@ -40,8 +41,11 @@ _PAGE = (
     "SELECT i, body FROM main.culet_entry"
     " WHERE stream = ? AND i >= ? AND i < ? ORDER BY i LIMIT ?"
 )
+_FIRST_ROWS = 16  # of a page; then as many as it has room for: rows may be large
 _LENGTH = "SELECT coalesce(max(i) + 1, 0) FROM main.culet_entry WHERE stream = ?"
-_PAGE_ROWS = 512
+
+
+_ENDED = -1  # what a run is that grows no more
 
 
 class End(NamedTuple):
@@ -346,6 +350,7 @@ class Stream:
         """Return frames after frame number `after`, the last number, and whether all.
 
         Only what is published; "all" means that the reader stands at the join point.
+        It ends at a multiple of `BLOCK` entries, if not before.
         """
         out: list[str] = []
         if after < 0:
@@ -354,20 +359,21 @@ class Stream:
             out += view.started(replay=True)
             after = 0
         stop = self.published - 1  # entries that may be read
-        size = sum(map(len, out))
-        rows = (
-            self.db.execute(_PAGE, (self.id, after, stop, _PAGE_ROWS))
-            if after < stop and self.db.exists
-            else []
-        )
-        for i, body in rows:
-            text = view.entry(i, body, replay=True)
-            out.append(text)
-            size += len(text)
-            after = i + 1
-            if size >= max_bytes:
-                break
-        gone = after < stop and not rows  # wiped: the one permitted hole
+        edge = min(stop, after + BLOCK - after % BLOCK)
+        size, count, gone = sum(map(len, out)), _FIRST_ROWS, False
+        while after < edge and size < max_bytes and not gone:
+            rows: list[Any] = []
+            if self.db.exists:
+                rows = self.db.execute(_PAGE, (self.id, after, edge, count))
+            for i, body in rows:
+                text = view.entry(i, body, replay=True)
+                out.append(text)
+                size += len(text)
+                after = i + 1
+                if size >= max_bytes:
+                    break
+            gone = not rows  # wiped: the one permitted hole
+            count = max(1, (max_bytes - size) * len(out) // max(size, 1))
         return out, after, after >= stop or gone
 
     def bodies(self) -> list[str]:
@@ -402,6 +408,8 @@ class Streams:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._open: dict[tuple[str, str], Stream] = {}
+        self._pages = tree.kernel.pages
+        self._life = self._pages.life()
 
     def fresh(self, slot: str, stream_id: str, *views: View) -> Stream:
         """Make the object of a stream whose rows are about to be written."""
@@ -433,6 +441,7 @@ class Streams:
 
     def forget(self, slot: str) -> list[Stream]:
         """Drop every stream of a deleted agent; return them."""
+        self._pages.forget(self._life, slot)
         gone = [s for (owner, _), s in self._open.items() if owner == slot]
         for stream in gone:
             self.drop(stream)
@@ -446,7 +455,7 @@ class Streams:
 
     def pull(
         self, connection: Connection | None, cursor: Cursor, max_bytes: int
-    ) -> tuple[list[str], bool]:
+    ) -> tuple[Blob, bool]:
         """Return the next replay frames of a reader and whether it has caught up.
 
         Caught up and the stream goes on: the connection hears it live from here, in the
@@ -457,31 +466,70 @@ class Streams:
             return self._stored(cursor, max_bytes)
         view = next((v for v in stream.views if _kind(v) == cursor.kind), None)
         if view is None:
-            return [], True
-        texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
+            return Blob(), True
+        page = self._page(stream, view, cursor, max_bytes)
+        caught_up = page.of is not None
+        marks: list[str] = []
         if caught_up and connection is not None:
             view.peers[connection] = None
-            texts += view.joined(live=True)
-        return texts, caught_up
+            marks = view.joined(live=True)
+        return Blob(*page.blob.texts, *marks) if marks else page.blob, caught_up
 
-    def _stored(self, cursor: Cursor, max_bytes: int) -> tuple[list[str], bool]:
+    def _stored(self, cursor: Cursor, max_bytes: int) -> tuple[Blob, bool]:
         """Replay a stream that is not in memory: it ended, and all of it is durable."""
-        end = self.tree.end_of(cursor.slot, cursor.stream_id)
-        if end is None:
-            self.open(cursor.slot, cursor.stream_id)
-            return [], False
-        views = self.tree.views(cursor.slot, cursor.stream_id)
-        view = next((v for v in views if _kind(v) == cursor.kind), None)
-        if view is None:
-            return [], True
-        stream = Stream(self.tree, cursor.slot, cursor.stream_id, fresh=True)
-        stream.published = end.n + 1
-        texts, cursor.after, caught_up = stream.page(view, cursor.after, max_bytes)
-        if cursor.slot not in self.tree.nodes:
-            stream.db.rest()
-        if caught_up and cursor.after <= end.n:  # else the reader has that frame, too
-            texts += view.ended(end, replay=True)
-        return texts, caught_up
+        page = self._known(cursor, max_bytes, _ENDED)
+        if page is None or not self.tree.runs.has_ended(cursor.slot, cursor.stream_id):
+            end = self.tree.end_of(cursor.slot, cursor.stream_id)
+            if end is None:
+                self.open(cursor.slot, cursor.stream_id)
+                return Blob(), False
+            views = self.tree.views(cursor.slot, cursor.stream_id)
+            view = next((v for v in views if _kind(v) == cursor.kind), None)
+            if view is None:
+                return Blob(), True
+            stream = Stream(self.tree, cursor.slot, cursor.stream_id, fresh=True)
+            stream.published = end.n + 1
+            page = self._page(stream, view, cursor, max_bytes, end)
+            if cursor.slot not in self.tree.nodes:
+                stream.db.rest()
+        cursor.after = page.after
+        return page.blob, page.of is not None
+
+    def _page(
+        self,
+        stream: Stream,
+        view: View,
+        cursor: Cursor,
+        max_bytes: int,
+        end: End | None = None,
+    ) -> Page:
+        """Return the next page of a reader and move it there; the end is in the last."""
+        of = stream.published if end is None else _ENDED
+        page = self._known(cursor, max_bytes, of) if end is None else None
+        if page is None:
+            place = self._place(cursor)
+            texts, after, caught_up = stream.page(view, cursor.after, max_bytes)
+            if caught_up and end is not None and after <= end.n:
+                texts += view.ended(end, replay=True)  # else the reader has it, too
+            page = Page(Blob(*texts), after, of if caught_up else None)
+            if self._shares(cursor, max_bytes):
+                self._pages.keep(place, page)
+        cursor.after = page.after
+        return page
+
+    def _known(self, cursor: Cursor, max_bytes: int, of: int) -> Page | None:
+        if not self._shares(cursor, max_bytes):
+            return None
+        return self._pages.find(self._place(cursor), of)
+
+    def _place(self, cursor: Cursor) -> Place:
+        return Place(self._life, cursor.slot, cursor.stream_id, cursor.after)
+
+    def _shares(self, cursor: Cursor, max_bytes: int) -> bool:
+        return (
+            cursor.kind == "run"
+            and max_bytes == self.tree.kernel.limits.replay_page_bytes
+        )
 
 
 def _kind(view: View) -> str:

@@ -118,6 +118,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retained_runs: int = 10_000  # of one agent: more are neither listed nor replayed
     sweep_runs: int = 256  # of one agent that are old: forgotten in one look
     replay_page_bytes: int = 64 << 10
+    shared_pages_bytes: int = 8 << 20  # of replay, kept for the next who asks
     events_beat_s: float = 15  # of silence: then a reader of events hears a sign
     stall_s: float = 1.0  # of one pass of the loop: then the log says where it is
     pass_s: float = 0.01  # of starting and streaming, by all, in one pass of the loop
@@ -154,6 +155,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # web
     message_bytes: int = 1 << 20  # one incoming WebSocket message
     outbox_bytes: int = 4 << 20  # then a client is cut and comes back with its cursor
+    write_bytes: int = 64 << 10  # to one client at once; one message may be more
     slow_client_s: float = 20.0
     handshake_s: float = 10.0
     idle_s: float = 75.0
