@@ -511,9 +511,12 @@ def _refused(scope: Scope) -> int | None:
     """
     if scope["method"] in {"CONNECT", "TRACE"}:
         return 501
+    if scope["http_version"] not in _VERSIONS:
+        return 505
     return 400 if _two_lengths(scope) else None
 
 
+_VERSIONS: Final = frozenset(("1.0", "1.1", "2", "3"))  # hypercorn takes any number
 _LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
