@@ -66,6 +66,29 @@ def test_what_leaves_is_a_durable_prefix_in_order(ops) -> None:
     assert taken == [blob for _, blob in pushed[:due]], "all that may leave, leaves"
 
 
+@given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 80))
+def test_what_is_taken_at_once_is_bounded_and_nothing_is_left_out(sizes, most) -> None:
+    outbox = Outbox(10_000)
+    blobs = [Blob("x" * size) for size in sizes]
+    for blob in blobs:
+        outbox.push(blob, 0, 0)
+    outbox.close(Close(1000, "bye"), 0, 0)
+
+    taken: list[Blob] = []
+    while outbox.waiting:
+        assert outbox.closing is None, "the end comes after all that was pushed before"
+        part = outbox.take(most)
+        assert len(part) == 1 or sum(blob.size for blob in part) <= most
+        if any(4 * blob.size > most for blob in part[1:]):
+            raise AssertionError("what is large goes alone: it is shared, not copied")
+        taken += part
+        outbox.landed()
+
+    assert taken == blobs
+    assert outbox.size == 0
+    assert outbox.closing == Close(1000, "bye")
+
+
 def test_an_empty_outbox_takes_any_one_blob() -> None:
     outbox = Outbox(10)
 

@@ -13,6 +13,7 @@ after; an empty outbox takes any one blob, however large.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Final, NamedTuple, final
 
 from culet.kernel.ports import Blob
@@ -32,12 +33,12 @@ RESTART: Final = Close(1012, "the server restarts")
 class Outbox:
     """Frames of one client. `size` is in the units of `Blob.size`."""
 
-    __slots__ = ("_flying", "_held", "_ready", "_shut", "closing", "max_size", "size")
+    __slots__ = ("_closing", "_flying", "_held", "_ready", "_shut", "max_size", "size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self.size = 0
-        self.closing: Close | None = None
+        self._closing: Close | None = None
         self._ready: list[Blob] = []
         self._held: deque[tuple[int, Blob | Close]] = deque()
         self._flying = 0
@@ -52,6 +53,16 @@ class Outbox:
     def shut(self) -> bool:
         """Whether a close was pushed: nothing is taken any more."""
         return self._shut
+
+    @property
+    def closing(self) -> Close | None:
+        """How to end, once all that leaves before was taken."""
+        return None if self._ready else self._closing
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is more to `take`."""
+        return bool(self._ready)
 
     def fits(self, size: int) -> bool:
         """Whether a blob of that size may be pushed."""
@@ -74,7 +85,7 @@ class Outbox:
             return False
         self._shut = True
         if stamp <= durable and not self._held:
-            self.closing = close
+            self._closing = close
             return True
         self._held.append((stamp, close))
         return False
@@ -87,7 +98,7 @@ class Outbox:
             _stamp, what = held.popleft()
             released = True
             if isinstance(what, Close):
-                self.closing = what
+                self._closing = what
             else:
                 self._ready.append(what)
         return released
@@ -99,18 +110,32 @@ class Outbox:
         """
         for _stamp, what in self._held:
             if isinstance(what, Close):
-                self.closing = what
+                self._closing = what
             else:
                 self.size -= what.size
         self._held.clear()
-        return self.closing is not None
+        return self._closing is not None
 
-    def take(self) -> list[Blob]:
-        """Return what may leave; it is counted until `landed`."""
-        ready, self._ready = self._ready, []
+    def take(self, most: float = inf) -> list[Blob]:
+        """Return what may leave; it is counted until `landed`.
+
+        At most so much, but one blob at least, and a large one alone: what waits here is
+        shared with all who are sent the same, and so is what is taken alone.
+        """
+        ready, size, count = self._ready, 0, 0
         for blob in ready:
-            self._flying += blob.size
-        return ready
+            size += blob.size
+            if count and (size > most or 4 * blob.size > most):
+                size -= blob.size
+                break
+            count += 1
+        self._flying += size
+        if count == len(ready):
+            self._ready = []
+            return ready
+        taken = ready[:count]
+        del ready[:count]
+        return taken
 
     def landed(self) -> None:
         """All that was taken is out of our hands."""

@@ -47,6 +47,7 @@ class Session:
         "_cut",
         "_gate",
         "_holding",
+        "_most",
         "_outbox",
         "_quarter",
         "_ready",
@@ -65,6 +66,7 @@ class Session:
         self._gate, self._ready, self._cut = gate, ready, cut
         self._outbox = Outbox(limits.outbox_bytes)
         self._quarter = limits.outbox_bytes // 4
+        self._most = limits.write_bytes
         self._holding = False
         self.connection: Inner | None = None
         # live traffic (not replay) is in the outbox: only this makes a client slow
@@ -121,14 +123,22 @@ class Session:
 
     # ---- what the transport calls
 
-    def take(self) -> list[Blob]:
-        """Return what is to be sent now, all of it; call `landed` when it is sent."""
-        if self.hungry:
+    def take(self, *, pull: bool = True) -> list[Blob]:
+        """Return what is to be sent now; call `landed` when it is sent, and ask again.
+
+        Without `pull` no page of replay is read for it.
+        """
+        if pull and self.hungry:
             assert self.connection is not None
             page = self.connection.pull()
             if page is not None:
                 self._outbox.push(page, 0, self._gate.durable)
-        return self._outbox.take()
+        return self._outbox.take(self._most)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is more to take that was pushed or pulled already."""
+        return self._outbox.waiting
 
     @property
     def hungry(self) -> bool:

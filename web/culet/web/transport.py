@@ -90,11 +90,17 @@ class Wire(trio.abc.Instrument):
         self.links: dict[Link, None] = {}
         self.cuts = 0
         self._dirty: dict[Link, None] = {}
+        self._replays: dict[Link, None] = {}
+        self._flushing = False
         self._any = trio.Event()
 
     def ready(self, link: Link) -> None:
         """There is something to write to this connection. Never blocks."""
         self._dirty[link] = None
+
+    def behind(self, link: Link) -> None:
+        """There is replay to read for this connection, and room for it."""
+        self._replays[link] = None
 
     def before_io_wait(self, timeout: float) -> None:
         """Write what the pass has pushed; trio calls this when all tasks have run.
@@ -102,11 +108,11 @@ class Wire(trio.abc.Instrument):
         The time that it will wait is settled by now, so whoever is woken here needs one
         more nudge.
         """
-        if not self._dirty:
+        if self._flushing:
             return
-        if len(self._dirty) <= FEW:
+        if 0 < len(self._dirty) <= FEW:
             self._few()
-        if self._dirty and not self._any.is_set():
+        if (self._dirty or self._replays) and not self._any.is_set():
             self._any.set()
             trio.lowlevel.current_trio_token().run_sync_soon(_nothing)
 
@@ -117,20 +123,38 @@ class Wire(trio.abc.Instrument):
                 self._dirty[link] = None
 
     async def flush(self) -> None:
-        """Write to whoever has something: once for all that a pass has pushed."""
-        wake_slice = self.limits.wake_slice
+        """Write to whoever has something: once for all that a pass has pushed.
+
+        What was pushed goes first. Replay is read page by page, in turn, in what is left
+        of a slice of time: no crowd that comes back delays those who are here.
+        """
         trio.lowlevel.add_instrument(self)
         try:
             while True:
                 await self._any.wait()
                 self._any = trio.Event()
-                dirty, self._dirty = self._dirty, {}
-                for number, link in enumerate(dirty, 1):
-                    link.flush()
-                    if number % wake_slice == 0:
-                        await trio.lowlevel.checkpoint()
+                self._flushing = True
+                while self._dirty or self._replays:
+                    await self._turn()
+                self._flushing = False
         finally:
             trio.lowlevel.remove_instrument(self)
+
+    async def _turn(self) -> None:
+        until = trio.current_time() + self.limits.slice_s
+        dirty, self._dirty = self._dirty, {}
+        for link in dirty:
+            link.flush()
+            if trio.current_time() > until:
+                await trio.lowlevel.checkpoint()
+                until = trio.current_time() + self.limits.slice_s
+        while self._replays:  # one at least, or they would never come on
+            link = next(iter(self._replays))
+            del self._replays[link]
+            link.flush(pull=True)
+            if trio.current_time() > until:
+                break
+        await trio.lowlevel.checkpoint()
 
     async def keep(self) -> None:
         """Ping the quiet, cut the idle, the slow and those that will not close."""
@@ -227,6 +251,7 @@ class Link:
                     nursery.start_soon(self._send)
                     nursery.start_soon(self._open, kernel, connection)
                     await self._receive(connection)
+                    await kernel.paced()  # a crowd may leave at once
                     nursery.cancel_scope.cancel(reason="the client is gone")
         finally:
             del self.wire.links[self]
@@ -247,6 +272,7 @@ class Link:
 
     async def _open(self, kernel: Kernel, connection: Connection) -> None:
         """Run the agent's connect hooks; a failing one ends the socket."""
+        await kernel.paced()
         failure = await opened(kernel, connection)
         if failure is not None:
             self.end(*failure)
@@ -338,26 +364,24 @@ class Link:
     # ---- out
 
     def flush_now(self) -> bool:
-        """Write where the pass ends; False when a task has to look at this one.
-
-        Reading a page of replay is no work for that place.
-        """
+        """Write where the pass ends; False when a task has to look at this one."""
         if self._blocked:
             return True
-        if self.session is not None and self.session.hungry:
-            return False
+        if self._rest is not None:
+            return False  # somebody may wait for the end of it
         self.flush()
         return not self._blocked and not self._why
 
-    def flush(self) -> None:
-        """Write once, without blocking, all that may leave."""
+    def flush(self, *, pull: bool = False) -> None:
+        """Write once, without blocking, what may leave; `pull` a page of replay for it."""
         if self._blocked or self._socket.fileno() < 0:
             return
         try:
-            data = self._gather()
-            if not data:
+            rest = self._rest or memoryview(self._gather(pull=pull))
+            if not rest:
+                self._go_on()
                 return
-            sent = _write_now(self._socket.fileno(), data)
+            sent = _write_now(self._socket.fileno(), rest)
         except OSError:
             self.cut("the connection broke")
             return
@@ -365,55 +389,69 @@ class Link:
             log.exception("cannot send")
             self.cut("cannot send")
             return
-        if sent < len(data):
-            self._rest = memoryview(data)[sent:]
-            self._blocked = True
-            self._moved_at = trio.current_time()
-            self._wake.set()
-        else:
-            self._landed()
+        self._wrote(rest, sent)
 
-    def _gather(self) -> bytes:
-        """Return everything to write now: control frames, frames, the close."""
+    def _wrote(self, rest: memoryview, sent: int) -> None:
+        began = self._rest is None
+        if sent < len(rest):
+            self._rest = rest[sent:]
+            self._blocked = True
+            self._wake.set()
+            if began or sent:
+                self._moved_at = trio.current_time()
+            return
+        if not began:
+            self._rest = None
+            self._moved_at = trio.current_time()
+            self._drained.set()
+        if self.session is not None:
+            self.session.landed()
+        self._go_on()
+
+    def _gather(self, *, pull: bool) -> bytes:
+        """Return what to write now: control frames, frames, the close."""
         parts, self._control = self._control, []
         session = self.session
         if session is not None and self._protocol.state is OPEN:
-            blobs = session.take()
-            if len(blobs) == 1 and not parts and session.closing is None:
+            blobs = session.take(pull=pull)
+            closing = session.closing
+            if len(blobs) == 1 and not parts and closing is None:
                 return framed(blobs[0])
             parts += map(framed, blobs)
-            closing = session.closing
             if closing is not None:
                 self._protocol.send_close(closing.code, closing.reason)
                 parts += self._protocol.data_to_send()
                 self._close_by = trio.current_time() + self.wire.limits.handshake_s
         return b"".join(parts)
 
-    def _landed(self) -> None:
-        session = self.session
-        if session is not None:
-            session.landed()
-            if session.hungry:
-                self.ready()
+    def _go_on(self) -> None:
+        """Ask for another turn when there is more."""
+        session = self.session if self._protocol.state is OPEN else None
+        if self._control or (session is not None and session.waiting):
+            self.ready()
+        elif session is not None and session.hungry:
+            self.wire.behind(self)
 
     async def _send(self) -> None:
-        """Write what a full socket did not take at once."""
+        """Wait until a socket that was full takes more; the `Wire` writes it."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            while self._rest:
-                try:
-                    sent = await self._socket.send(self._rest)
-                except OSError:
-                    self.cut("the connection broke")
-                    return
-                self._rest = self._rest[sent:]
-                self._moved_at = trio.current_time()
-            self._rest = None
+            try:
+                await self._writable()
+            except (OSError, trio.ClosedResourceError):
+                self.cut("the connection broke")
+                return
             self._blocked = False
-            self._drained.set()
-            self._landed()
-            self.flush()
+            self.ready()
+
+    async def _writable(self) -> None:
+        if os.name == "posix":
+            await trio.lowlevel.wait_writable(self._socket)
+        elif self._rest:
+            sent = await self._socket.send(self._rest)
+            self._rest = self._rest[sent:]
+            self._moved_at = trio.current_time()
 
     async def _say_last(self) -> None:
         """Send the last control frame and wait for the end of what the client sends.
@@ -423,9 +461,10 @@ class Link:
         """
         self.flush()
         with trio.move_on_after(LAST_S):
-            while self._blocked:
+            while self._rest:
                 self._drained = trio.Event()
                 await self._drained.wait()
+                self.flush()
             try:
                 await self._stream.send_eof()
                 while await self._stream.receive_some(RECEIVE_BYTES):

@@ -37,6 +37,8 @@ async def open_socket(
     gateway: Gateway, wire: Wire, stream: trio.SocketStream, first: bytes
 ) -> None:
     """Do the handshake that `first` begins, and be the WebSocket until it ends."""
+    if gateway.ready:  # a crowd that comes at once is let in as passes have time for it
+        await gateway.kernel.paced()
     protocol = new_protocol(wire.limits)
     head, end, rest = first.partition(END)
     request = await _shake_hands(gateway, stream, protocol, head + end)
