@@ -112,6 +112,7 @@ async def settled(life: Life) -> None:
             await trio.sleep(0.005)
 
 
+@pytest.mark.rule("W-029", "W-063")
 @pytest.mark.parametrize("command", [OURS, OURS_APP], ids=["opener", "app"])
 async def test_it_refuses_what_is_new_and_finishes_what_is_open(
     command: Sequence[str], tmp_path: Path

@@ -145,7 +145,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.rule("F-47", "I-42")
+@pytest.mark.rule("F-47", "I-42", "W-025")
 @pytest.mark.parametrize("way", WAYS)
 async def test_who_may_ask_is_the_same_for_sockets_and_for_what_changes_something(
     way: str,
@@ -176,7 +176,7 @@ async def test_two_origins_are_none_of_ours(way: str) -> None:
     assert CHANGED == []
 
 
-@pytest.mark.rule("F-47")
+@pytest.mark.rule("F-47", "W-027")
 async def test_cors_lets_pages_read_but_opens_no_socket_and_no_inspector() -> None:
     evil = "Origin: https://evil.example"
     async with served(cors=True) as server:
@@ -217,7 +217,7 @@ FETCHED = [
 ]
 
 
-@pytest.mark.rule("F-47")
+@pytest.mark.rule("F-47", "W-025")
 @pytest.mark.parametrize("way", ["get", "webhook", "socket"])
 @pytest.mark.parametrize(("site", "mode", "may"), FETCHED)
 async def test_what_another_page_fetches_without_an_origin_is_refused(
@@ -246,6 +246,7 @@ THEIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.rule("W-019")
 @pytest.mark.parametrize("server", LOOPBACK)
 def test_which_names_may_be_an_attackers(server: str) -> None:
     assert [host for host in OURS if is_rebound(host, server)] == []
@@ -274,7 +275,7 @@ async def admit(_request: Request, _root: Any) -> None:
     return None
 
 
-@pytest.mark.rule("F-47", "I-42")
+@pytest.mark.rule("F-47", "I-42", "W-019")
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_page_whose_name_points_here_reaches_nobody(
     way: str, caplog: pytest.LogCaptureFixture
@@ -295,6 +296,7 @@ async def test_a_page_whose_name_points_here_reaches_nobody(
     assert "name it in `hosts`" in caplog.text
 
 
+@pytest.mark.rule("W-019")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "options",

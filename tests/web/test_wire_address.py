@@ -211,6 +211,13 @@ async def test_without_an_open_kernel_a_path_says_come_again() -> None:
         status, headers, body = await server.http("GET", ROOT)
         assert (status, headers["retry-after"], body) == (503, "1", b"not ready\n")
         assert headers["access-control-allow-origin"] == "*", "a page may read that"
+        async with server.connect(ROOT) as client:
+            assert await client.closed() == (1012, "the server restarts")
+        gateway.serve(server.kernel)
+        gateway.drain()
+        assert (await server.http("GET", ROOT))[0] == 503
+        async with server.connect(ROOT) as client:
+            assert (await client.closed())[0] == 1012
         gateway.serve(server.kernel)
         async with server.connect(ROOT) as client:
             assert (await client.hello())[0]["name"] == "d"
