@@ -119,6 +119,7 @@ async def test_the_name_of_a_chat_is_the_clients_own_in_whatever_form(
         assert text(events) == "".join(WORDS)
         assert not isinstance(asked.body, bytes)
         await closed(asked.body)
+        assert (await send(test, "POST", f"/chat/{chat}/stop")).status == 204
 
 
 @pytest.mark.rule("W-095")

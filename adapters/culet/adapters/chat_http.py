@@ -77,19 +77,26 @@ async def answer(chat: Chat, request: Request) -> Response | None:
     match (request.method, words):
         case ("POST", [*_, "chat"]):
             return await _asked(chat, request)
-        case ("GET", [*_, "stream"]) if "chat" in words[:-2]:
-            # Older clients send the chat's id as it is, slashes and all; they take any
-            # other answer than 200 and 204 for an error.
+        case ("GET", [*before, "stream"]) if _named(before):
             found = _wanted(chat, request.query.get("turn"))
             return Response(b"", 204) if found is None else _events(chat, found)
-        case ("POST", [*_, "chat", _name, "stop"]) if not _is_json(request):
+        case ("POST", [*before, "stop"]) if _named(before) and not _is_json(request):
             return Response(_NOT_JSON, 415)
-        case ("POST", [*_, "chat", _name, "stop"]):
+        case ("POST", [*before, "stop"]) if _named(before):
             for turn in chat.turns()[:1]:
                 chat.cancel(turn)
             return Response(b"", 204)
         case _:
             return None
+
+
+def _named(words: list[str]) -> bool:
+    """Whether these are `chat` and a name.
+
+    Older clients write the name as it is, slashes and all; they take any other answer
+    than 200 and 204 for an error.
+    """
+    return "chat" in words[:-1]
 
 
 def _is_json(request: Request) -> bool:
