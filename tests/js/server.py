@@ -20,7 +20,14 @@ from hypercorn.trio import serve as hypercorn_serve
 from quart import websocket
 
 from culet.adapters import AIChatAgent, ScriptedModel, Think, tool
-from culet.adapters.model import ModelRequest, ToolCall
+from culet.adapters.model import (
+    ModelRequest,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    Usage,
+)
+from culet.adapters.scripted import step_number
 from culet.kernel import (
     Agent,
     ChildRef,
@@ -182,6 +189,40 @@ class Chief(Manager):
     below = Manager
 
 
+class Scribe(Think):
+    """Says something of every kind that a model with tools says, in two steps."""
+
+    def get_model(self) -> Any:
+        steps: list[list[Any]] = [
+            [
+                ReasoningDelta("hm, "), ReasoningDelta("well"), TextDelta("I "),
+                TextDelta("look"), ReasoningDelta("and"), TextDelta(" twice"),
+                Usage(input_tokens=3, output_tokens=4),
+                ToolCall(id="c1", name="pages", input={"to": 3}),
+                ToolCall(id="c2", name="lost", input={}),
+                ToolCall(id="c3", name="no such tool", input={"deep": [1, {"x": None}]}),
+            ],
+            [TextDelta("So "), TextDelta("it is."), Usage(input_tokens=1, output_tokens=1)],
+        ]  # fmt: skip
+
+        def play(request: ModelRequest) -> list[Any]:
+            return steps[step_number(request)]
+
+        return ScriptedModel(play, pace_s=PACE_S)
+
+    def get_tools(self) -> dict[str, Any]:
+        return {"pages": tool(self.pages), "lost": tool(self.lost)}
+
+    async def pages(self, to: int) -> AsyncIterator[dict[str, int]]:
+        """Tell the pages, one after the other."""
+        for number in range(to):
+            yield {"page": number}
+
+    async def lost(self) -> None:
+        """Find nothing."""
+        raise UserError("it is lost")
+
+
 class Note(Agent):
     initial_state = {"n": 0}
 
@@ -229,6 +270,15 @@ class Supervisor(Agent):
             connection.close(code, "as asked")
 
     @rpc
+    async def talk(self) -> str:
+        run = await self.run_agent_tool(ChatBot, "go", parent_tool_call_id="call-3")
+        return run.status
+
+    @rpc
+    async def forget(self) -> int:
+        return await self.runs.clear()
+
+    @rpc
     async def climb(self) -> str:
         run = await self.run_agent_tool(Climber, {}, parent_tool_call_id="call-2")
         return run.status
@@ -273,9 +323,9 @@ class Plain(Hush):
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
     roots: list[type[Agent]] = [
-        Supervisor, ChatBot, Mood, Slow, Clerk, Chief, Hush, Plain,
+        Supervisor, ChatBot, Mood, Slow, Clerk, Chief, Hush, Plain, Scribe,
     ]  # fmt: skip
-    facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk]
+    facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk, ChatBot]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)

@@ -151,6 +151,31 @@ def test_the_published_client_reacts_as_the_paper_says(
     run_node(name, *generation, CULET_URL=url, CULET_PACKAGES=packages)
 
 
+@needs_packages
+@pytest.mark.slow
+@pytest.mark.parametrize("url", [()], ids=["own"], indirect=True)
+@pytest.mark.rule("W-105", "W-108", "W-152", "W-160", "W-161")
+@pytest.mark.rule("W-212", "W-217", "W-232", "W-235", "W-252")
+def test_the_published_hooks_make_of_turns_and_runs_what_the_paper_says(
+    request: pytest.FixtureRequest, url: str, generation: tuple[str, ...]
+) -> None:
+    name = "turns.test.mjs"
+    assert said_in(name) == marked_for(request)
+    packages = "older" if generation else ""
+    run_node(name, *generation, CULET_URL=url, CULET_PACKAGES=packages)
+
+
+@needs_packages
+@pytest.mark.slow
+@pytest.mark.rule("W-140", "W-209")
+def test_the_published_hooks_go_on_when_their_server_was_killed(
+    request: pytest.FixtureRequest, generation: tuple[str, ...]
+) -> None:
+    name = "killed.test.mjs"
+    assert said_in(name) == marked_for(request)
+    run_node(name, *generation, CULET_PYTHON=sys.executable)
+
+
 @pytest.mark.rule("W-094", "W-095", "W-098")
 @needs_packages
 @pytest.mark.slow
