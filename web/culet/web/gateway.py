@@ -35,6 +35,8 @@ _CORS: Final = {
     "access-control-allow-methods": "GET, POST, HEAD, OPTIONS",
     "access-control-allow-headers": "*",
     "access-control-max-age": "86400",
+    # the turn of an answer over plain HTTP is in a header: pages take it up again by that
+    "access-control-expose-headers": "*",
 }
 
 
