@@ -137,6 +137,8 @@ def install(
         return quart_response(answer, gateway, head=asked.method == "HEAD")
 
     app.before_request(agents)
+    if len(gateways) == 1:
+        _stop_in_order(app, gateways)
     if inspect is not None:
         _add_inspector(app, gateway, inspect)
     if probes:
@@ -172,18 +174,16 @@ def _gateways(app: QuartTrio) -> list[Gateway]:
         sockets = AgentSockets(cast(Any, app.asgi_app), gateways)
         app.extensions[SOCKETS] = sockets
         app.asgi_app = sockets  # type: ignore[method-assign, assignment]
-        _stop_in_order(app, gateways, sockets)
     return gateways
 
 
-def _stop_in_order(
-    app: QuartTrio, gateways: list[Gateway], sockets: AgentSockets
-) -> None:
+def _stop_in_order(app: QuartTrio, gateways: list[Gateway]) -> None:
     """Under somebody else's server, say goodbye before it stops."""
 
     def drain() -> None:
         for gateway in gateways:
             gateway.drain()
+        sockets: AgentSockets = app.extensions[SOCKETS]
         sockets.close_all(*RESTART)
         inspector = app.extensions.get(INSPECTOR)
         if inspector is not None:
