@@ -79,7 +79,7 @@ def generation(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return ("--import", "./older.mjs") if request.param == "older" else ()
 
 
-@pytest.mark.rule("W-009", "W-065")
+@pytest.mark.rule("W-009", "W-065", "W-099")
 @needs_packages
 @pytest.mark.slow
 def test_the_published_clients_work_with_the_gateway(
@@ -91,7 +91,7 @@ def test_the_published_clients_work_with_the_gateway(
 
 @needs_packages
 @pytest.mark.slow
-@pytest.mark.rule("C-070", "C-072")
+@pytest.mark.rule("C-070", "C-072", "W-099")
 def test_the_published_client_runs_tools_and_approves_calls(
     url: str, generation: tuple[str, ...]
 ) -> None:
@@ -99,6 +99,7 @@ def test_the_published_client_runs_tools_and_approves_calls(
     run_node("tools.test.mjs", *generation, CULET_URL=url, CULET_PACKAGES=packages)
 
 
+@pytest.mark.rule("W-099")
 @needs_packages
 @pytest.mark.slow
 def test_the_published_hooks_show_states_reports_and_slow_beginnings(
