@@ -285,6 +285,7 @@ async def test_a_queued_turn_that_is_stopped_says_nothing(clock: object) -> None
         assert [m["id"] for m in await history(test)] == ["u1", "msg-r1", "u2"]
 
 
+@pytest.mark.limit("messages_per_chat")
 async def test_a_chat_that_is_full_refuses_a_request_and_says_so(clock: object) -> None:
     limits = Limits(messages_per_chat=3)
     async with (
@@ -653,6 +654,7 @@ async def test_a_continuation_goes_on_after_a_crash_and_adds_once(
             await test.reopen()
 
 
+@pytest.mark.limit("retained_turns")
 async def test_streams_of_turns_long_past_are_forgotten_their_messages_are_not(
     clock: object,
 ) -> None:

@@ -276,6 +276,7 @@ async def test_a_continuation_is_shown_to_every_client_and_offered_to_none(
         assert kinds[-2:] == ["cf_agent_chat_messages", "cf_agent_use_chat_response"]
 
 
+@pytest.mark.limit("continuation_s")
 @pytest.mark.parametrize("asks", [True, False])
 async def test_a_continuation_waits_for_its_client_to_ask_but_not_for_long(
     clock: object, script: Any, asks: bool
@@ -428,6 +429,7 @@ async def test_what_the_server_runs_takes_no_result_from_a_client(
             assert shown(told["message"]) == before
 
 
+@pytest.mark.limit("tool_output_bytes")
 async def test_a_result_that_is_too_large_is_told_as_an_error(
     clock: object, script: Any
 ) -> None:

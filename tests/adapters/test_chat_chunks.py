@@ -76,6 +76,7 @@ async def test_what_a_turn_is_stands_before_its_first_chunk_and_after_a_crash(
             assert {f["id"] for f in told}.isdisjoint({"r0", "r1", "r2"})
 
 
+@pytest.mark.limit("batch_chunks")
 @pytest.mark.rule("C-002")
 async def test_what_is_said_at_once_is_stored_together_and_never_too_much_waits(
     clock: object,
@@ -145,6 +146,7 @@ async def test_a_settled_tool_result_is_stored_at_once_whatever_may_wait(
             assert kinds.count("tool-output-available") == 1
 
 
+@pytest.mark.limit("chunk_bytes")
 @pytest.mark.rule("C-004")
 async def test_a_chunk_that_is_too_large_is_refused_so_all_that_was_shown_is_stored(
     clock: object,

@@ -164,6 +164,7 @@ async def test_a_failed_turn_says_so_and_says_it_to_whoever_comes(
             assert text(events) == "w0 w1 w2 "
 
 
+@pytest.mark.limit("events_beat_s")
 @pytest.mark.rule("W-093")
 async def test_silence_is_told_as_a_sign_of_life(clock: object) -> None:
     async with kernel(limits=Limits(events_beat_s=0.3)) as test:

@@ -101,6 +101,7 @@ async def dies(test: Harness, *, planned: bool = False) -> None:
 # ---- a word, and then the process is gone
 
 
+@pytest.mark.limit("tries")
 @pytest.mark.rule("C-060", "B-09")
 @pytest.mark.parametrize("how", ["says", "stashes"])
 async def test_a_turn_that_comes_a_little_further_in_each_life_is_given_up(
@@ -126,6 +127,7 @@ async def test_a_turn_that_comes_a_little_further_in_each_life_is_given_up(
         assert await history(test) == ["go", *kept, "fine", "well"]
 
 
+@pytest.mark.limit("attempts")
 @pytest.mark.rule("C-060")
 async def test_a_turn_that_says_nothing_has_fewer_tries_than_one_that_speaks(
     clock: object, monkeypatch: pytest.MonkeyPatch

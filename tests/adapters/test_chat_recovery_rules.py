@@ -659,6 +659,7 @@ async def test_a_run_that_is_given_up_is_told_to_its_parent_whatever_crashes(
 # ---- a history that is too large
 
 
+@pytest.mark.limit("transcript_bytes")
 @pytest.mark.rule("C-064")
 async def test_a_history_that_is_too_large_is_loaded_in_part_and_said_to_be(
     clock: object, says: Any, caplog: pytest.LogCaptureFixture
@@ -677,6 +678,7 @@ async def test_a_history_that_is_too_large_is_loaded_in_part_and_said_to_be(
         assert len(await history(test)) == 42  # it is all there
 
 
+@pytest.mark.limit("transcript_least")
 @pytest.mark.rule("C-064")
 @pytest.mark.parametrize(("count", "least"), [(10, 4), (3, 4), (10, 2), (0, 4)])
 async def test_the_last_messages_are_loaded_however_large_they_are(

@@ -502,6 +502,7 @@ async def test_runs_are_joined_after_a_crash_not_asked_again(
         ]  # fmt: skip
 
 
+@pytest.mark.limit("reattach_s")
 async def test_who_joins_a_silent_run_after_a_crash_waits_as_long_as_the_limits_say(
     clock: object, script: Any
 ) -> None:

@@ -59,6 +59,7 @@ json = st.recursive(
 )
 
 
+@pytest.mark.limit("questions_shown", "questions_bytes")
 @given(st.lists(json, max_size=9), st.integers(1, 5), st.integers(1, 300))
 def test_a_report_keeps_its_bounds_and_tells_shapes_of_the_rest(
     inputs: list[Any], most: int, room: int

@@ -157,6 +157,7 @@ def test_the_model_hears_the_result_or_plainly_that_there_is_none(
     assert model_value(record) == told
 
 
+@pytest.mark.limit("progress_s")
 def test_progress_is_paced() -> None:
     assert coalesce(None, 0) == "store"
     assert coalesce(1000, 1199) == "hold"

@@ -115,6 +115,7 @@ async def test_pages_tell_each_once(limit: int, clock: object) -> None:
         assert len(rows) == len(ALL)
 
 
+@pytest.mark.limit("due_rows")
 async def test_pages_are_bounded_and_their_cursors_are_checked(clock: object) -> None:
     async with opened(limits=Limits(due_rows=3)) as test:
         await plans(test)

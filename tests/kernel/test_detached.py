@@ -218,6 +218,7 @@ async def test_one_too_many_is_told_and_leaves_nothing_a_detached_one_keeps_its_
         assert handle.status == "running"
 
 
+@pytest.mark.limit("many_detached")
 @pytest.mark.rule("T-203")
 async def test_many_that_nobody_waits_for_are_told_once_each_time(
     clock: object,

@@ -372,6 +372,7 @@ async def test_under_fail_the_caller_is_told_and_it_stays_listed(
         assert len(BANK.asked) == 1
 
 
+@pytest.mark.limit("effect_check_s")
 @pytest.mark.parametrize(
     ("says", "asked", "result"),
     [
@@ -595,6 +596,7 @@ async def test_a_decision_is_one_and_of_a_doubt(clock: object) -> None:
         assert [me.effects.get(i) for i in ("77", "x", "9" * 40)] == [None] * 3
 
 
+@pytest.mark.limit("effects_open", "effects_per_agent")
 async def test_open_effects_and_recorded_ones_are_bounded(clock: object) -> None:
     limits = Limits(effects_open=3, effects_per_agent=20)
     async with opened(limits=limits) as test:
@@ -615,6 +617,7 @@ async def test_open_effects_and_recorded_ones_are_bounded(clock: object) -> None
         await me.buy(1, "again")
 
 
+@pytest.mark.limit("effect_keep_s")
 async def test_old_outcomes_are_dropped_and_young_ones_and_doubts_are_not(
     clock: object,
 ) -> None:
@@ -639,6 +642,7 @@ async def test_old_outcomes_are_dropped_and_young_ones_and_doubts_are_not(
         assert [e.key for e in me.effects.list(uncertain=True)] == ["doubt"]
 
 
+@pytest.mark.limit("due_rows")
 async def test_the_list_is_read_page_by_page(clock: object) -> None:
     async with opened(limits=Limits(due_rows=4)) as test:
         me = await top(test)

@@ -228,6 +228,7 @@ async def test_what_was_interrupted_is_so_for_good(clock: object) -> None:
         assert not kid.fibers.resolve("nobody", FiberResolution())
 
 
+@pytest.mark.limit("due_rows")
 async def test_lists_are_bounded_filtered_and_go_on(clock: object) -> None:
     async with opened(limits=Limits(due_rows=3)) as test:
         kid = await kid_of(test)
@@ -397,6 +398,7 @@ async def test_a_hook_that_raises_is_called_again_later_and_later(
         assert tree_of(test).jobs.slot() is None, "drained: no alarm is left"
 
 
+@pytest.mark.limit("fiber_recovery_s")
 @pytest.mark.rule("F-341", "F-362", "C-062")
 async def test_a_fiber_that_is_too_old_is_not_tried_again(clock: object) -> None:
     async with opened() as test:

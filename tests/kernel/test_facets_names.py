@@ -55,6 +55,7 @@ async def test_a_fifth_level_is_refused_before_anything_is_made(clock: object) -
         assert TreeKey("Top", "nobody") not in test.kernel.trees
 
 
+@pytest.mark.limit("depth")
 @pytest.mark.rule("F-380")
 async def test_a_kernel_may_allow_less_depth(clock: object) -> None:
     async with opened(ScriptedChild, limits=Limits(depth=2)) as test:

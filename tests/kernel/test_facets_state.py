@@ -466,6 +466,7 @@ async def test_hooks_begin_in_the_order_of_the_changes(
         ]
 
 
+@pytest.mark.limit("hooks_at_once")
 @pytest.mark.rule("F-462")
 async def test_hooks_that_are_too_many_are_left_out_and_shift_nothing(
     clock: object,

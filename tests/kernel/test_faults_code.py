@@ -63,6 +63,7 @@ class Hog(Agent):
         return (await self.run_agent_tool(Hog, None)).status
 
 
+@pytest.mark.limit("stall_s")
 @pytest.mark.rule("F-16", "F-24", "I-45")
 @pytest.mark.gap("an agent holds the loop, on purpose")
 @pytest.mark.usefixtures("heard")
@@ -93,6 +94,7 @@ async def test_who_holds_the_loop_is_named_in_the_log_and_nothing_is_lost_by_it(
         assert told.threadName == "culet stall watch"
 
 
+@pytest.mark.limit("stall_s")
 @pytest.mark.gap("an agent holds the loop, on purpose")
 @pytest.mark.usefixtures("heard")
 async def test_a_loop_that_comes_round_is_not_told_of(
@@ -186,6 +188,7 @@ class Flood(Kid):
             yield say(str(i % 10))
 
 
+@pytest.mark.limit("batch_chunks")
 @pytest.mark.rule("F-29", "I-14")
 async def test_a_flood_of_chunks_waits_for_the_disk_and_is_replayed_whole(
     clock: object,

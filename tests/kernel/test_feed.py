@@ -578,6 +578,7 @@ async def test_a_run_that_goes_on_is_ended_by_the_delete_and_told_before_it(
         ]  # fmt: skip
 
 
+@pytest.mark.limit("feed_gone")
 async def test_too_much_that_is_gone_is_trimmed_and_that_is_told(clock: object) -> None:
     async with opened(limits=Limits(feed_gone=4)) as test:
         me = await begin(test)
@@ -624,6 +625,7 @@ async def test_a_cursor_that_is_not_of_this_tree_is_refused(clock: object) -> No
         assert test.tree("Top", "none") is None
 
 
+@pytest.mark.limit("feed_readers")
 async def test_one_task_reads_an_iterator_and_so_many_wait_at_once(
     clock: object,
 ) -> None:
@@ -644,6 +646,7 @@ async def test_one_task_reads_an_iterator_and_so_many_wait_at_once(
 # ---- nobody waits for a reader
 
 
+@pytest.mark.limit("feed_page")
 async def test_a_slow_reader_delays_no_run_and_holds_one_page(clock: object) -> None:
     async with opened(limits=Limits(feed_page=16)) as test:
         me = await begin(test)
@@ -663,6 +666,7 @@ async def test_a_slow_reader_delays_no_run_and_holds_one_page(clock: object) -> 
         assert slow == await read(me)
 
 
+@pytest.mark.limit("feed_recent")
 async def test_what_a_reader_keeps_does_not_grow_with_what_it_has_read(
     clock: object,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from culet.kernel import Agent, Limits, open_kernel
@@ -17,6 +18,7 @@ class Hot(Agent):
             await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.limit("checkpoint_frames", "huge_frames")
 async def test_the_wal_of_a_file_that_never_rests_stays_bounded(tmp_path: Path) -> None:
     limits = Limits(checkpoint_frames=200, huge_frames=600)
     largest = 0

@@ -351,6 +351,7 @@ async def test_what_was_taken_out_of_the_queue_does_not_run(clock: object) -> No
         assert fired() == ["2", "3"]
 
 
+@pytest.mark.limit("schedules_per_agent")
 @pytest.mark.rule("I-43", "F-41")
 async def test_what_an_agent_owes_itself_is_bounded(clock: object) -> None:
     limits = Limits(schedules_per_agent=3)

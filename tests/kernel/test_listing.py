@@ -133,6 +133,7 @@ async def test_it_tells_who_starts_who_rests_and_who_did_not_stop(
         assert "remnant" not in [row["state"] for row in test.kernel.tree("Top", "a")]
 
 
+@pytest.mark.limit("tree_rows")
 async def test_pages_are_bounded_and_together_they_are_all(clock: object) -> None:
     async with opened(limits=Limits(tree_rows=4)) as test:
         await test.kernel.get_agent(Top, "a")

@@ -116,6 +116,7 @@ async def test_a_file_that_is_free_in_time_costs_only_the_wait(
         assert errors == []
 
 
+@pytest.mark.limit("busy_s")
 @pytest.mark.rule("HB-33", "F-06")
 @pytest.mark.parametrize("which", ["tree", "facet"])
 async def test_a_file_that_stays_locked_is_told_with_the_wait_and_nothing_is_half_done(

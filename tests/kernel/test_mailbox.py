@@ -193,6 +193,7 @@ async def test_a_run_that_is_deleted_or_cleared_keeps_no_letter(clock: object) -
         assert mail(test) == []
 
 
+@pytest.mark.limit("mail_bytes", "mail_waiting", "mail_known")
 @pytest.mark.rule("B-23")
 async def test_letters_are_small_and_few(clock: object) -> None:
     limits = Limits(mail_waiting=3, mail_bytes=100, mail_known=2)
@@ -203,6 +204,8 @@ async def test_letters_are_small_and_few(clock: object) -> None:
         await test.advance(1)
         box = TURNS[0].mailbox
         await raises(CapacityError, me.runs.send, "r", "x" * 99)
+        await me.runs.send("r", "x" * 98, id="largest")
+        assert box.done(box.take())
         with pytest.raises(UsageError):
             await me.runs.send("r", object())
         with pytest.raises(UsageError):

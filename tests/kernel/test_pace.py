@@ -60,6 +60,7 @@ async def play(work_ms: list[float]) -> tuple[list[int], dict[int, float]]:
     return order, done
 
 
+@pytest.mark.limit("pass_s")
 async def test_a_pass_has_no_more_than_its_share_and_the_last_of_it() -> None:
     order, done = await play([3.0] * 200)
 

@@ -124,6 +124,7 @@ async def test_a_line_for_one_class_does_not_hold_up_another(clock: object) -> N
         assert nobody_waits(test, "Lined")
 
 
+@pytest.mark.limit("runs_per_tree")
 @pytest.mark.rule("B-08")
 async def test_the_runs_of_a_tree_have_a_bound_over_all_its_agents(
     clock: object,

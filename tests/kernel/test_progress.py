@@ -252,13 +252,15 @@ async def test_what_is_complete_is_stored_at_once(clock: object) -> None:
         assert reports(await frames(me, "r")) == [(1, 0.1), (2, 1)]
 
 
+@pytest.mark.limit("progress_bytes", "milestones")
 async def test_reports_are_bounded_in_size_and_milestones_in_number(
     clock: object,
 ) -> None:
     class Much(Kid):
         async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
-            big = "x" * 2000
-            await raises(CapacityError, lambda: self.report_progress(message=big))
+            big = "x" * 990  # with its quotes and its kind 1001 bytes
+            await self.report_progress(data=big[1:])
+            await raises(CapacityError, lambda: self.report_progress(data=big))
             await raises(
                 CapacityError, lambda: self.report_progress(milestone="m", data=big)
             )
@@ -271,7 +273,7 @@ async def test_reports_are_bounded_in_size_and_milestones_in_number(
     async with open_test_kernel(roots=[Top], facets=[Much], limits=limits) as test:
         me = await top(test)
         run = await me.run_agent_tool(Much, None, run_id="r")
-        assert (run.status, run.n) == ("completed", 4)
+        assert (run.status, run.n) == ("completed", 5)
 
 
 @pytest.mark.rule("T-215", "T-223", "T-224")

@@ -390,6 +390,7 @@ async def test_an_adapter_that_breaks_its_contract_ends_in_an_error_that_says_so
         assert says in run.error
 
 
+@pytest.mark.limit("adapter_call_s")
 async def test_a_verb_that_does_not_answer_ends_the_run(clock: object) -> None:
     async with kernel() as test:
         run = await (await parent(test)).ask("Hanging", "r", prompt("a"))
@@ -487,6 +488,7 @@ async def test_a_child_hears_of_the_cancel_and_then_it_is_stopped(
         assert mine.agent.look("r").status == "aborted"  # in its own words as well
 
 
+@pytest.mark.limit("cancel_s")
 async def test_a_cancel_that_blocks_is_cut_after_cancel_s(clock: object) -> None:
     async with kernel(limits=Limits(cancel_s=5.0)) as test:
         top = await parent(test)

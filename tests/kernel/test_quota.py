@@ -86,6 +86,7 @@ async def top(test: Harness) -> Top:
 # ---- facets
 
 
+@pytest.mark.limit("facets_per_tree")
 async def test_facets_of_a_tree_are_bounded_awake_or_not_at_any_depth(
     clock: object,
 ) -> None:
@@ -132,6 +133,7 @@ async def test_the_count_is_right_after_failures_deletes_and_a_crash(
         await raises(CapacityError, root.make, "and more")
 
 
+@pytest.mark.limit("children_per_agent")
 async def test_children_of_an_agent_are_bounded_and_it_says_which(
     clock: object,
 ) -> None:
@@ -168,6 +170,7 @@ async def test_one_more_of_ten_thousand_facets_costs_no_count(clock: object) -> 
 # ---- sockets
 
 
+@pytest.mark.limit("sockets_per_tree")
 async def test_sockets_of_a_tree_are_bounded_and_one_that_leaves_makes_room(
     clock: object,
 ) -> None:
@@ -209,6 +212,7 @@ async def fill_up(root: Top, name: str, at_most: int = 2000) -> str:
     raise AssertionError("never full")
 
 
+@pytest.mark.limit("tree_bytes")
 @pytest.mark.parametrize("storage", STORES)
 async def test_a_tree_takes_its_bytes_and_not_one_page_more(
     storage: str, clock: object, tmp_path: Any
@@ -304,6 +308,7 @@ async def test_many_files_together_stop_at_the_same_bound(clock: object) -> None
         assert stored(test) <= most + 10 * PAGE, "by what one record holds, at most"
 
 
+@pytest.mark.limit("database_pages")
 async def test_the_file_of_an_agent_is_bounded_and_it_says_so(clock: object) -> None:
     async with opened(database_pages=100) as test:
         root = await top(test)

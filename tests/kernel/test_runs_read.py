@@ -348,6 +348,7 @@ async def test_how_waiters_leave_that_had_joined_again_is_counted(
         assert told == [("r", "no-progress"), ("r", "lost"), ("r", "completed")]
 
 
+@pytest.mark.limit("many_retained")
 @pytest.mark.rule("B-19")
 async def test_many_runs_that_are_kept_are_warned_of_once(
     clock: object, caplog: pytest.LogCaptureFixture

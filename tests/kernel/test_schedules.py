@@ -264,6 +264,7 @@ async def test_of_many_one_that_is_refused_leaves_none(bad: int, clock: object) 
         assert top.schedules.get(made.id) is None
 
 
+@pytest.mark.limit("schedules_at_once", "schedules_per_agent")
 @pytest.mark.rule("I-43")
 async def test_many_are_bounded(clock: object) -> None:
     limits = Limits(schedules_at_once=3, schedules_per_agent=5)
@@ -299,6 +300,7 @@ async def test_a_long_call_moves_no_later_tick_and_never_overlaps_itself(
         assert [w for w, _ in TOLD[:8]] == ["in", "out"] * 4
 
 
+@pytest.mark.limit("job_timeout_s")
 @pytest.mark.rule("F-283")
 async def test_a_call_that_never_ends_is_cut_and_tried_again(clock: object) -> None:
     async with opened(limits=Limits(job_timeout_s=100)) as test:
@@ -343,6 +345,7 @@ async def test_a_tick_that_is_late_is_skipped_where_that_is_asked_for(
         assert len(TOLD) == 3
 
 
+@pytest.mark.limit("misfire_grace_s")
 async def test_a_skipped_tick_is_told(clock: object) -> None:
     async with opened(limits=Limits(misfire_grace_s=5)) as test:
         top = await top_of(test)
@@ -696,6 +699,7 @@ async def test_a_start_that_schedules_without_a_word_is_warned_once_for_each_met
             await test.evict([("Planner", "p")])
 
 
+@pytest.mark.limit("crowd")
 @pytest.mark.rule("F-280")
 async def test_a_crowd_of_calls_that_come_once_is_told_of_and_called(
     clock: object, caplog: pytest.LogCaptureFixture

@@ -264,6 +264,7 @@ async def test_what_fails_for_a_while_has_its_tries_and_then_rests(
 # ---- taken together
 
 
+@pytest.mark.limit("attempts")
 @pytest.mark.rule("F-317", "F-318", "F-319", "F-322", "I-31")
 @pytest.mark.parametrize("killer", [0, 2])
 async def test_a_call_that_kills_the_process_takes_no_neighbour_with_it(
@@ -375,6 +376,7 @@ async def test_a_queue_that_was_taken_together_waits_for_a_head_that_backs_off(
         assert said() == ["a", "f", "f", "b", "c"]
 
 
+@pytest.mark.limit("jobs_at_once", "jobs_in_batch")
 @pytest.mark.rule("I-36", "F-292", "F-316")
 async def test_owners_that_hang_with_much_behind_them_take_nobodys_turn(
     clock: object,

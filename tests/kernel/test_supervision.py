@@ -269,6 +269,7 @@ async def test_a_start_that_is_stopped_has_not_failed(clock: object) -> None:
         assert not tree_of(test).supervision.records
 
 
+@pytest.mark.limit("notify_s")
 @pytest.mark.parametrize("cls", ["Careless", "Slow"])
 async def test_a_hook_that_fails_or_hangs_changes_nothing(
     cls: str, clock: object
@@ -343,6 +344,7 @@ async def crash_loop(test: Harness, times: int) -> list[float]:
     return [b - a for a, b in itertools.pairwise(at)]
 
 
+@pytest.mark.limit("restart_base_s", "restart_max_s")
 async def test_restarts_wait_longer_each_time_and_are_counted(clock: object) -> None:
     async with opened() as test:
         waits = await crash_loop(test, 9)
@@ -352,6 +354,7 @@ async def test_restarts_wait_longer_each_time_and_are_counted(clock: object) -> 
             assert most / 2 <= wait <= most
 
 
+@pytest.mark.limit("restart_attempts", "restart_rest_s")
 async def test_after_so_many_failures_it_rests_and_is_tried_now_and_then(
     clock: object,
 ) -> None:
@@ -387,6 +390,7 @@ async def test_a_start_that_fails_at_the_limit_writes_nothing_for_who_asks(
         assert test.faults.commits == commits
 
 
+@pytest.mark.limit("restart_calm_s")
 async def test_a_calm_life_or_a_delete_begins_the_count_anew(clock: object) -> None:
     async with opened(limits=Limits(restart_calm_s=30)) as test:
         root = await top(test)

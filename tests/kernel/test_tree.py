@@ -280,6 +280,7 @@ async def test_a_start_that_has_failed_for_days_is_tried_still(clock: object) ->
         assert len(STARTS) == starts + 1
 
 
+@pytest.mark.limit("failed_starts")
 async def test_starts_that_fail_under_any_name_fill_no_memory(clock: object) -> None:
     async with opened(limits=Limits(failed_starts=5)) as test:
         root = await top(test)
@@ -291,6 +292,7 @@ async def test_starts_that_fail_under_any_name_fill_no_memory(clock: object) -> 
         ]  # fmt: skip
 
 
+@pytest.mark.limit("calls_at_once")
 async def test_calls_from_outside_are_bounded(clock: object) -> None:
     async with opened(limits=Limits(calls_at_once=3)) as test:
         root = await top(test)

@@ -219,12 +219,36 @@ def test_too_many_rows_are_refused_and_nothing_is_changed(agent: AgentDb) -> Non
     assert run(agent, "SELECT count(*) FROM mine").rows == [(0,)]
 
 
+@pytest.mark.limit("sql_steps")
 def test_a_statement_that_does_not_end_is_ended(agent: AgentDb) -> None:
+    count = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+    )
+    assert run(agent, count + "SELECT max(i) FROM n", 5_000).rows == [(5_000,)]
+    with pytest.raises(SqlError, match="sql_steps"):
+        run(agent, count + "SELECT max(i) FROM n", 50_000)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
     with pytest.raises(SqlError, match="sql_steps"):
         run(agent, endless + "SELECT max(i) FROM n")
 
     assert run(agent, "SELECT 1").rows == [(1,)]
+
+
+@pytest.mark.limit("sql_bytes", "value_bytes", "sql_rows")
+def test_what_is_at_a_bound_passes_and_one_more_does_not(agent: AgentDb) -> None:
+    run(agent, "CREATE TABLE IF NOT EXISTS mine (id INTEGER PRIMARY KEY, a)")
+    text = "SELECT 1 --" + "x" * (LIMITS.sql_bytes - 11)
+    assert run(agent, text).rows == [(1,)]
+    for more in (text + "x", text[:-2] + "☃"):
+        with pytest.raises(SqlError, match="sql_bytes"):
+            run(agent, more)
+    run(agent, "INSERT INTO mine (id, a) VALUES (1000, ?)", "x" * 299_990)
+    with pytest.raises(SqlError, match="value_bytes"):
+        run(agent, "INSERT INTO mine (id, a) VALUES (1001, ?)", "x" * 300_001)
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+    assert len(run(agent, rows + "SELECT i FROM n", LIMITS.sql_rows).rows) == 100
+    with pytest.raises(SqlError, match="more than 100 rows"):
+        run(agent, rows + "SELECT i FROM n", LIMITS.sql_rows + 1)
 
 
 def test_long_texts_and_values_are_refused(agent: AgentDb) -> None:

@@ -71,6 +71,7 @@ class Writer(Agent):
         await self.durable()
 
 
+@pytest.mark.limit("linger_s")
 async def test_a_commit_that_nobody_waits_for_is_durable_within_the_linger(
     autojump_clock: Any,
 ) -> None:

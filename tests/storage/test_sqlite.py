@@ -290,6 +290,7 @@ def test_a_record_of_many_closed_files_keeps_none_of_them_open(tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.limit("open_asleep")
 def test_of_files_that_are_read_while_their_agents_sleep_few_stay_open(
     tmp_path: Path,
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_file_in_a_transaction_is_not_put_to_rest(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.limit("open_databases")
 def test_least_recently_used_goes_first_and_a_transaction_never(tmp_path: Path) -> None:
     store = opened(str(tmp_path), limits=Limits(open_databases=2))
     tree = store.open_tree(KEY, level="process")

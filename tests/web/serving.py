@@ -31,6 +31,9 @@ from culet.kernel.errors import CapacityError
 from culet.web import create_app, serve
 
 
+BEGUN: list[str] = []  # requests that an agent has, and will read later
+
+
 class Writer(Agent):
     """A child that can be run as a tool, and talked to."""
 
@@ -128,6 +131,7 @@ class Hub(Agent):
             case "/echo":
                 return Response(await request.read())
             case "/late":
+                BEGUN.append(request.path)
                 await trio.sleep(float(request.query["s"]))
                 return Response(str(len(await request.read())))
             case "/stream":

@@ -122,6 +122,7 @@ async def test_a_stream_that_nobody_reads_any_more_is_forgotten():
         assert await agent.call("ping", "hi") == "hi"
 
 
+@pytest.mark.limit("client_values")
 async def test_a_slow_consumer_of_a_stream_slows_the_socket_and_loses_nothing():
     limits = Limits(client_values=8)
     async with running() as server, connect(server.url(), limits=limits) as agent:
@@ -147,6 +148,7 @@ async def test_an_answer_comes_through_while_a_stream_is_full():
         assert stream.result == {"over": 100}
 
 
+@pytest.mark.limit("client_pause_s")
 async def test_a_consumer_that_stops_is_given_up_and_the_line_goes_on():
     limits = Limits(client_values=4, client_pause_s=0.05)
     async with running() as server, connect(server.url(), limits=limits) as agent:
@@ -234,6 +236,7 @@ async def test_runs_are_folded_as_a_fresh_replay_would():
         assert seen == {f"r{i}": list(range(7)) for i in range(3)}
 
 
+@pytest.mark.limit("client_events")
 async def test_a_slow_reader_of_events_is_told_what_it_missed_and_delays_nobody():
     limits = Limits(client_events=8)
     async with running() as server, connect(server.url(), limits=limits) as agent:
@@ -567,6 +570,7 @@ async def test_a_stream_has_a_hard_bound_while_an_answer_is_waited_for():
                 pass
 
 
+@pytest.mark.limit("client_outbox")
 async def test_the_outbox_is_bounded_and_a_caller_waits_for_room():
     limits = Limits(client_outbox=2, reconnect_base_s=0.01, reconnect_max_s=0.05)
     async with (
@@ -592,6 +596,7 @@ async def test_the_outbox_is_bounded_and_a_caller_waits_for_room():
         assert sorted(got) == [str(i) for i in range(10)]
 
 
+@pytest.mark.limit("rpc_per_connection")
 async def test_more_calls_than_may_be_in_flight_wait_their_turn():
     limits = Limits(rpc_per_connection=4)
     async with running() as server, connect(server.url(), limits=limits) as agent:

@@ -34,6 +34,7 @@ async def test_bodies_go_in_and_come_out() -> None:
         assert answer[1]["content-type"] == "text/plain"
 
 
+@pytest.mark.limit("body_bytes")
 async def test_a_body_that_is_too_large_is_413() -> None:
     limits = Limits(body_bytes=2000, message_bytes=1000)
     async with serving(limits=limits) as server:

@@ -372,6 +372,7 @@ async def test_other_bodies_are_refused_and_make_no_root(
         assert [r["name"] for r in roots["rows"]] == ["o"]
 
 
+@pytest.mark.limit("inspect_rows")
 async def test_pages_are_bounded_and_go_on() -> None:
     limits = Limits(inspect_rows=3)
     async with desk("own", limits) as seen:
@@ -435,6 +436,7 @@ async def looks(inspector: Inspector) -> int:
     return inspector.readers
 
 
+@pytest.mark.limit("inspect_readers")
 async def test_only_so_many_read_the_events() -> None:
     async with desk("own", Limits(inspect_readers=1)) as seen:
         stream = await trio.open_tcp_stream("127.0.0.1", seen.server.port)

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from culet.kernel import Limits
 from culet.web.serve import _Replayed
 from web.byhand import Peer, Polite, SocketPeer, pass_time, peer, sockets, still, until
-from web.serving import parse_answer, serving
+from web.serving import BEGUN, parse_answer, serving
 from web.test_transport import masked, upgrade
 
 POST = b"POST /agents/hub/h/echo HTTP/1.1\r\nHost: x\r\n"
@@ -308,7 +308,10 @@ async def test_a_body_that_no_agent_reads_is_dropped_after_body_wait_s(
         first = head.replace(b"/late", b"/late?s=%d" % wait)
         async with serving(limits=limits) as server, peer(server) as client:
             client.stream.setsockopt(1, 7, 1 << 22)
+            BEGUN.clear()
             await client.say(first)
-            await pass_time(mock_clock, wait + 1, 62)
+            await until(lambda: BEGUN)
+            await still()
+            await pass_time(mock_clock, wait + 0.2, 62)
             await until(lambda client=client: client.status)
             assert client.status == status, wait

@@ -12,6 +12,7 @@ from web.serving import parse_answer, read_all, serving
 from web.test_transport import masked, raw, upgrade
 
 
+@pytest.mark.limit("header_bytes")
 @pytest.mark.rule("I-43")
 @pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 431)])
 @pytest.mark.parametrize("step", [7, 5000], ids=["in parts", "at once"])
@@ -26,6 +27,7 @@ async def test_a_head_at_its_bound_passes(size: int, status: int, step: int) -> 
         assert parse_answer(await read_all(stream))[0] == status
 
 
+@pytest.mark.limit("message_bytes")
 @pytest.mark.rule("I-43")
 @pytest.mark.parametrize("letter", ["x", "☃"], ids=["ascii", "wide"])
 async def test_a_message_at_its_bound_passes(letter: str) -> None:
@@ -41,6 +43,7 @@ async def test_a_message_at_its_bound_passes(letter: str) -> None:
         assert await client.close_code() == 1009
 
 
+@pytest.mark.limit("connections", "connections_per_address")
 @pytest.mark.rule("I-43")
 @pytest.mark.parametrize("name", ["connections", "connections_per_address"])
 async def test_connections_up_to_their_bound_are_served(name: str) -> None:

@@ -41,6 +41,7 @@ async def until_sockets(server: Any, count: int) -> None:
 # ---- what holds on both
 
 
+@pytest.mark.limit("message_bytes")
 @pytest.mark.rule("W-068")
 @pytest.mark.parametrize("message", ["x" * 2001, "☃" * 700, b"x" * 2001])
 async def test_a_message_that_is_too_large_is_told_so(
@@ -87,6 +88,7 @@ async def test_compression_is_declined(transport: str) -> None:
         assert b"permessage-deflate" not in data
 
 
+@pytest.mark.limit("connections_per_address")
 @pytest.mark.rule("W-031")
 async def test_the_number_of_sockets_of_one_address_is_bounded() -> None:
     limits = Limits(connections_per_address=2)

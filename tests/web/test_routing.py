@@ -525,6 +525,7 @@ class Upload:
             self.sent.append(message)
 
 
+@pytest.mark.limit("body_unread_bytes")
 @pytest.mark.rule("F-134")
 @pytest.mark.parametrize("path", ["/api/u/a/sub/clerk/c", "/agents/desk/a/sub/clerk/c"])
 async def test_no_more_of_a_body_is_taken_than_is_read(path: str) -> None:

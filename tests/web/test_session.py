@@ -140,14 +140,17 @@ def test_a_page_of_replay_may_be_empty() -> None:
     assert not session.hungry
 
 
+@pytest.mark.limit("outbox_bytes")
 @pytest.mark.rule("I-43", "W-069")
 def test_a_client_whose_outbox_is_full_is_cut_once() -> None:
     session, _, notes = new(Limits(outbox_bytes=10))
     session.push(Blob("123456"), 0)
-    session.push(Blob("123456"), 0)
+    session.push(Blob("1234"), 0)
+    assert notes == ["ready", "ready"], "it is just full"
+    session.push(Blob("1"), 0)
     session.push(Blob("1"), 0)
 
-    assert notes == ["ready", "outbox full"]
+    assert notes == ["ready", "ready", "outbox full"]
 
 
 def test_replay_is_pulled_only_while_there_is_room() -> None:

@@ -196,7 +196,7 @@ class AgentDatabase(Database):
 
     def user(self, sql: str, params: Sequence[SqlValue], max_rows: int) -> UserRows:
         """Run one fenced statement; more than `max_rows` rows raises `SqlError`."""
-        if len(sql) > self._home.limits.sql_bytes:
+        if _too_long(sql, self._home.limits.sql_bytes):
             msg = "the statement is too long (limits.sql_bytes)"
             raise SqlError(msg, sql[:200] + "…")
         if self._broken:
@@ -222,6 +222,14 @@ class AgentDatabase(Database):
         """Close the connection; an open transaction is rolled back."""
         super().disconnect()
         self._in_user = self._broken = False
+
+
+def _too_long(sql: str, most: int) -> bool:
+    """Whether a statement has more bytes than that; counts only where it must."""
+    size = len(sql)
+    if size > most or size * 4 <= most:
+        return size > most
+    return len(sql.encode(errors="surrogatepass")) > most
 
 
 def _run_fenced(

@@ -98,7 +98,8 @@ def _strict_words(connection: apsw.Connection) -> None:
 def set_limits(connection: apsw.Connection, limits: Limits) -> None:
     """Bound what one value, one text and one nest of triggers may take."""
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, limits.value_bytes)
-    connection.limit(apsw.SQLITE_LIMIT_SQL_LENGTH, limits.sql_bytes)
+    # a user's statement is checked before, and gets a mark of ours in front
+    connection.limit(apsw.SQLITE_LIMIT_SQL_LENGTH, limits.sql_bytes + 100)
     connection.limit(apsw.SQLITE_LIMIT_TRIGGER_DEPTH, 100)
 
 
