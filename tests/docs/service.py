@@ -30,6 +30,7 @@ CULET = [str(BIN / "culet"), "serve", "--port", "0"]
 def environment(data: Path) -> dict[str, str]:
     return os.environ | {
         "APP_SECRET": "a secret of this test",
+        "HOOK_SECRET": "a secret of this test",
         "APP_DATA": str(data),
         "PYTHONUNBUFFERED": "1",
     }

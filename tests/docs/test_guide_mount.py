@@ -11,39 +11,56 @@ from pathlib import Path
 import trio
 
 from culet.web import install
-from docs.service import HYPERCORN, service
+from docs.service import HYPERCORN, Service, environment, service
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "guide-mount.md").read_text()
-FIRST, CLIENT, *EXCERPTS = re.findall(
+FIRST, CLIENT, *BLOCKS = re.findall(
     r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE
 )
+(SHOP,) = [block for block in BLOCKS if "/hooks/payments" in block]
+EXCERPTS = [block for block in BLOCKS if block != SHOP]
+(PRINTED,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+async def said_by(program: str, server: Service) -> str:
+    """Run a program of the guide against a server; return what it prints."""
+    for scheme in ("ws", "http"):
+        here = server.url.replace("http", scheme, 1)
+        program = program.replace(f"{scheme}://127.0.0.1:8000", here)
+    done = await trio.run_process(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment(Path()),
+        capture_stdout=True,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    return done.stdout.decode()
 
 
 async def test_the_first_steps_lead_where_they_say(tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(FIRST)
-    command = [*HYPERCORN, "service:app"]
+    command = [*HYPERCORN, "--workers", "0", "service:app"]
     async with service(command, tmp_path, folder=tmp_path) as server:
         assert (await server.http("/"))[:2] == (200, "my own page\n")
-        program = CLIENT.replace(
-            "ws://127.0.0.1:8000", server.url.replace("http", "ws")
-        )
-        done = await trio.run_process(
-            [sys.executable, "-W", "error", "-c", program],
-            capture_stdout=True,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        assert done.stdout.decode() == "hello you, I am bo\n"
+        assert await said_by(CLIENT, server) == "hello you, I am bo\n"
     assert (tmp_path / "data").is_dir()
 
 
-def test_excerpts_are_the_examples() -> None:
-    example = (DOCS / "examples" / "mounted.py").read_text()
+async def test_the_shop_says_what_the_guide_says(tmp_path: Path) -> None:
+    command = [*HYPERCORN, "--workers", "0", "hooks:app"]
+    async with service(command, tmp_path) as server:
+        assert await said_by(SHOP, server) == PRINTED
 
-    assert len(EXCERPTS) >= 6
+
+def test_excerpts_are_the_examples() -> None:
+    examples = [
+        (DOCS / "examples" / name).read_text() for name in ("mounted.py", "hooks.py")
+    ]
+
+    assert len(EXCERPTS) >= 7
     for excerpt in EXCERPTS:
-        assert excerpt in example
+        assert any(excerpt in example for example in examples), excerpt
 
 
 def test_what_the_guide_says_of_install_exists() -> None:
