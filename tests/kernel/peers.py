@@ -35,6 +35,14 @@ class RecordingPeer:
         self._held.append((stamp, (code, reason)))
         self._let_out(self.gate.durable)
 
+    def drop(self, why: str) -> None:
+        """It is cut: nothing of what was held leaves any more."""
+        self._held.clear()
+        if self.closed is None:
+            self.closed = (1006, why)
+            assert self.connection is not None
+            self.connection.closed(1006, why, was_clean=False)
+
     def wake(self) -> None:
         """Pull at once: this client has room."""
         while self.connection is not None and not self._held:

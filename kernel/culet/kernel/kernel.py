@@ -38,6 +38,7 @@ from .errors import (
 from .events import Failure
 from .feed import Feed, of_root
 from .fiberrows import FiberRun, Statuses
+from .guests import REVOKED, Guests
 from .node import Node, is_stop
 from .pace import Pace
 from .pages import Pages
@@ -85,6 +86,7 @@ class Kernel:
         self.pace = Pace(limits, clock.stopwatch_ns)
         self.pages = Pages(limits.shared_pages_bytes)
         self.trees: dict[TreeKey, Tree] = {}
+        self.guests = Guests(self)
         self.closing = False
         self.graces: set[trio.CancelScope] = set()  # of code that is being stopped
         self._nursery: trio.Nursery | None = None
@@ -556,6 +558,25 @@ class Kernel:
         log.error("%s: %s in %s (%s)", error_id, what, where, name, exc_info=error)
         self.emit("failure", None, node, Failure(error_id, what, name, error))
         return error_id
+
+    def start_soon(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Start a task of the kernel's own."""
+        if self._nursery is not None:
+            self._nursery.start_soon(fn, *args)
+
+    def revoke(self, who: Any, *, code: int = 4401, reason: str = REVOKED) -> int:
+        """Let go of a subject whose rights have ended, in every root and facet of this kernel.
+
+        `who`: the identity that `authenticate` gave, or a function that says of an identity
+        whether it is meant; somebody anonymous never is. Sockets close with `code`, and
+        `reason`, within `limits.revoke_s`; from now on nothing that they send is heard and
+        nothing more is sent to them. HTTP requests that wait for an answer get 401,
+        streamed answers break off; who was identified already and is still on the way is
+        refused. Returns how many were let go of. What they have asked for goes on: a run is
+        ended by its id. Who comes anew is a matter of `authenticate`. With the default code
+        clients do not come back by themselves; with 1012 they do, under their new rights.
+        """
+        return self.guests.revoke(who, code, reason)
 
     def tree(
         self,

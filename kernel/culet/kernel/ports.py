@@ -266,6 +266,10 @@ class Peer(Protocol):
         """There may be more to pull (see `Connection.pull`)."""
         ...
 
+    def drop(self, why: str) -> None:
+        """End it now, whatever was pushed: it was closed, and has not gone."""
+        ...
+
 
 class Gate(Protocol):
     """The output gate of one tree, as outboxes see it."""

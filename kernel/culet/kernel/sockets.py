@@ -128,6 +128,7 @@ class Connection:
         "identity",
         "protocol",
         "readonly",
+        "revoked",
         "state",
         "tags",
         "uri",
@@ -144,7 +145,7 @@ class Connection:
         self.readonly = False
         self.protocol = True
         self.state: Any = None
-        self.gone = False
+        self.gone = self.revoked = False
         self._tree, self._slot, self._peer = tree, slot, peer
         self._inbox: deque[str | bytes] = deque()
         self._pumping = False
@@ -184,7 +185,7 @@ class Connection:
 
     def push(self, blob: Blob, stamp: int) -> None:
         """Queue frames; they leave when the tree's durable count reaches `stamp`."""
-        if not self.gone:
+        if not (self.gone or self.revoked):
             self._peer.push(blob, stamp)
 
     def say(self, text: str) -> None:
@@ -236,7 +237,7 @@ class Connection:
 
     def pull(self) -> Blob | None:
         """Return the next page of replay, or None: the peer asks when it has room."""
-        if self.gone or self._tree.closed:
+        if self.gone or self.revoked or self._tree.closed:
             self._cursors.clear()
             return None
         limits, stopwatch = (
@@ -272,6 +273,8 @@ class Connection:
 
     def received(self, message: str | bytes) -> None:
         """Take one message from the peer. Never blocks; see `room`."""
+        if self.revoked:
+            return
         self._inbox.append(message)
         if self._pumping or self.gone:
             return
@@ -317,6 +320,18 @@ class Connection:
         if self._opened and node.kind.hears_close:
             ctx = Ambient(node, connection=self, identity=self.identity)
             node.hook(ctx, node.agent.on_close, self, code, reason, was_clean)
+
+    def revoke(self, code: int, reason: str) -> None:
+        """Its client may not any more: what comes is not heard, nothing more is said."""
+        self.close(code, reason)
+        self.revoked = True
+        self._inbox.clear()
+        self._cursors.clear()
+
+    def drop(self, why: str) -> None:
+        """End it now, if it has not ended."""
+        if not self.gone:
+            self._peer.drop(why)
 
     def _pump_later(self) -> None:
         if not self._pumping and not self._tree.closed:
@@ -381,7 +396,8 @@ class Connection:
     async def _next(self) -> None:
         node, ctx, fn, what = self._todo.popleft()
         try:
-            await fn(node, ctx, self, what)
+            if not self.revoked:
+                await fn(node, ctx, self, what)
         finally:
             self._working -= 1
             self._room.set()
@@ -510,6 +526,10 @@ class Sockets:
     def of(self, slot: str) -> list[Connection]:
         """Return the connections of an agent in the order in which they came."""
         return list(self._by_slot.get(slot, ()))
+
+    def everybody(self) -> list[Connection]:
+        """Return all connections of the tree."""
+        return [c for peers in self._by_slot.values() for c in peers]
 
     def protocol_of(self, slot: str) -> list[Connection]:
         """Return those that get protocol frames and were told who the agent is."""

@@ -25,6 +25,7 @@ from .errors import (
     UsageError,
     UserError,
 )
+from .guests import REVOKED
 from .http import ConnectContext, Forward, Request, Response, closed
 from .node import Ambient, Node, ambient, is_stop
 from .ports import Gate, Peer, TreeKey
@@ -42,8 +43,8 @@ Admit = Callable[[Request, PathStep], Awaitable[Request | Response | None]]
 class Visit:
     """One agent that an admitted request has reached. Use it within `with visit:`."""
 
-    def __init__(self, tree: Tree, slot: str, request: Request) -> None:
-        self._tree, self._slot = tree, slot
+    def __init__(self, tree: Tree, slot: str, request: Request, since: int) -> None:
+        self._tree, self._slot, self._since = tree, slot, since
         self.request = request
 
     @property
@@ -52,14 +53,36 @@ class Visit:
         return self._tree.barrier
 
     def connect(self, peer: Peer, connection_id: str) -> Connection:
-        """Register a socket; then `await connection.opened()`, and feed `received`."""
+        """Register a socket; then `await connection.opened()`, and feed `received`.
+
+        Raises `Refused` for somebody who was revoked meanwhile.
+        """
         request = self.request
+        self._tree.kernel.guests.check(request.identity, self._since)
         ctx = ConnectContext(request, request.identity, request.path)
         return self._tree.sockets.connect(self._slot, peer, connection_id, ctx)
 
     async def handle(self) -> Response:
-        """Let the agent answer the request; the answer is durable when it is returned."""
-        tree = self._tree
+        """Let the agent answer the request; the answer is durable when it is returned.
+
+        Raises `Refused` for somebody who was revoked meanwhile, also in its middle.
+        """
+        tree, guests = self._tree, self._tree.kernel.guests
+        guests.check(self.request.identity, self._since)
+        guest = guests.enter(self.request.identity)
+        try:
+            with guest.within():
+                response = await self._handle(tree)
+        finally:
+            guests.leave(guest)
+        if guest.revoked:
+            raise Refused(REVOKED, status=401)
+        if not isinstance(response.body, bytes):
+            body = _gated(tree, response.body, self.request.url)
+            response.body = guests.guarded(guest.identity, body)
+        return response
+
+    async def _handle(self, tree: Tree) -> Response:
         with tree.visitor():
             node = await tree.wake(self._slot)
             ctx = Ambient(node, request=self.request, identity=self.request.identity)
@@ -81,8 +104,6 @@ class Visit:
                 )
                 response = Response(f"the request failed (error {error_id})", 500)
             await _told(tree)
-        if not isinstance(response.body, bytes):
-            response.body = _gated(tree, response.body, self.request.url)
         return response
 
 
@@ -131,19 +152,27 @@ async def visit(
     *,
     admit: Admit | None = None,
     props: Any = None,
+    since: int | None = None,
 ) -> Visit | Response:
     """Walk an external path through its gates; a Response says where it ended.
 
     `props` are for the start of a root that is addressed itself; a facet gets none.
+    `since`: `kernel.guests.number` when it began to be asked who comes; None: now.
     """
+    since = kernel.guests.number if since is None else since
     try:
-        return await _visit(kernel, path, request, admit, props)
+        return await _visit(kernel, path, request, admit, props, since)
     except CuletError as error:
         return error_response(error)
 
 
 async def _visit(
-    kernel: Kernel, path: ParsedPath, request: Request, admit: Admit | None, props: Any
+    kernel: Kernel,
+    path: ParsedPath,
+    request: Request,
+    admit: Admit | None,
+    props: Any,
+    since: int,
 ) -> Visit | Response:
     _check(kernel, path)
     if admit is not None:
@@ -155,7 +184,7 @@ async def _visit(
     tree = await kernel.open_root(key, create=not path.hops)
     with tree.visitor():
         node = await tree.wake(tree.root_slot, props=props if not path.hops else None)
-        return await _descend(tree, node, path.below, request)
+        return await _descend(tree, node, path.below, request, since)
 
 
 async def visit_below(parent: Any, tail: str, request: Request) -> Visit | Response:
@@ -165,15 +194,21 @@ async def visit_below(parent: Any, tail: str, request: Request) -> Visit | Respo
     made. Whether the visitor may come as far as the parent was for the caller to ask.
     """
     target = outside_target(parent)
+    since = target.kernel.guests.number
     try:
         below = parse_below(tail, target.kernel.classes.known)
-        return await _visit_below(target, below, request)
+        return await _visit_below(target, below, request, since)
     except CuletError as error:
         return error_response(error)
 
 
 async def _visit_below(
-    target: OutsideTarget, below: PathBelow, request: Request, *, forwards: int = 0
+    target: OutsideTarget,
+    below: PathBelow,
+    request: Request,
+    since: int,
+    *,
+    forwards: int = 0,
 ) -> Visit | Response:
     _check_hops(target.kernel, below)
     caller = ambient.get()
@@ -185,7 +220,7 @@ async def _visit_below(
         _check_depth(target.kernel, len(node.lineage()) + len(below.hops))
         if not below.hops:
             request = request.at(below.leaf_path)
-        return await _descend(tree, node, below, request, forwards=forwards)
+        return await _descend(tree, node, below, request, since, forwards=forwards)
 
 
 async def _descend(
@@ -193,6 +228,7 @@ async def _descend(
     node: Node,
     below: PathBelow,
     request: Request,
+    since: int,
     *,
     forwards: int = 0,
 ) -> Visit | Response:
@@ -217,8 +253,8 @@ async def _descend(
         request = request.at(below.leaf_path)
     request = request.replace(path=below.leaf_path)
     if node.kind.forwards:
-        return await _forwarded(tree, node, request, forwards)
-    return Visit(tree, node.slot, request)
+        return await _forwarded(tree, node, request, since, forwards)
+    return Visit(tree, node.slot, request, since)
 
 
 async def pass_gates(
@@ -241,13 +277,13 @@ async def pass_gates(
 
 
 async def _forwarded(
-    tree: Tree, node: Node, request: Request, forwards: int
+    tree: Tree, node: Node, request: Request, since: int, forwards: int
 ) -> Visit | Response:
     """Ask an agent who answers in its place, and go there."""
     hook = _within(node, node.agent.on_forward, request)
     answer = await _asked(tree.kernel, node, hook, request, (Forward, Response))
     if answer is None:
-        return Visit(tree, node.slot, request)
+        return Visit(tree, node.slot, request, since)
     await tree.durable()
     if isinstance(answer, Response):
         return answer
@@ -256,7 +292,7 @@ async def _forwarded(
         raise UsageError(msg)
     target = outside_target(answer.to)
     below = parse_below(answer.path, tree.kernel.classes.known)
-    return await _visit_below(target, below, request, forwards=forwards + 1)
+    return await _visit_below(target, below, request, since, forwards=forwards + 1)
 
 
 def _within(node: Node, hook: Callable[..., Awaitable[Any]], request: Request) -> Any:

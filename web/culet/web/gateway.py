@@ -223,11 +223,13 @@ class Gateway:
             kernel = self.kernel
         except CuletError as error:
             return error_response(error)
+        since = kernel.guests.number  # who is revoked from here on does not get in
         identified = await self.identify(request)
         if isinstance(identified, Response):
             return identified
-        request = identified
-        return await visit(kernel, path, request, admit=self.admit, props=self.props)
+        return await visit(
+            kernel, path, identified, admit=self.admit, props=self.props, since=since
+        )
 
     async def identify(self, request: Request) -> Request | Response:
         """Return the request with who `authenticate` says it is, or how it refuses."""

@@ -104,6 +104,12 @@ class Session:
         if not self.over:
             self._ready()
 
+    def drop(self, why: str) -> None:
+        """End it now, whatever is queued."""
+        if not self.over:
+            self.over = True
+            self._cut(why)
+
     def _hold(self) -> None:
         if self._outbox.held:
             self._holding = True

@@ -17,6 +17,7 @@ KEY_MAX: Final = 1024  # code points of an idempotency key
 SUBMISSIONS_PAGE: Final = 100  # of a chat, listed or forgotten at once
 SUBMISSIONS_MAX: Final = 500  # when somebody asks for more
 TAGS_MAX: Final = 9  # of a connection, besides its id
+REVOCATIONS_KEPT: Final = 1_000  # for requests that were on their way before them
 TAG_MAX: Final = 256  # code points of one
 CLOSE_REASON_BYTES: Final = 123  # of a close frame, which holds its code besides
 CRON_YEARS: Final = 50  # how far a cron expression looks for its next fire
@@ -156,6 +157,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes: int = 1 << 20  # one incoming WebSocket message
     outbox_bytes: int = 4 << 20  # then a client is cut and comes back with its cursor
     write_bytes: int = 64 << 10  # to one client at once; one message may be more
+    revoke_s: float = 0.5  # for a client to close when it may not any more
     slow_client_s: float = 20.0
     handshake_s: float = 10.0
     idle_s: float = 75.0

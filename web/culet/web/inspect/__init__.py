@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from culet.kernel.errors import CuletError
+from culet.kernel.errors import CuletError, Refused
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import is_stop
@@ -91,12 +91,20 @@ class Inspector:
         """Answer one request; None: there is nothing, or not for them."""
         if not self._gateway.ready:
             return None
+        guests = self._gateway.kernel.guests
+        since = guests.number
         allowed = await self._admitted(request)
         if not isinstance(allowed, Request):
             return allowed
+        try:
+            guests.check(allowed.identity, since)
+        except Refused:
+            return None
         answer = await self._answer(request)
         if answer is not None:
             answer.headers.update(_HEADERS)
+            if not isinstance(answer.body, bytes):
+                answer.body = guests.guarded(allowed.identity, answer.body)
         return answer
 
     async def _admitted(self, request: Request) -> Request | Response | None:
