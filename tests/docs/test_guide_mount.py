@@ -19,7 +19,8 @@ FIRST, CLIENT, *BLOCKS = re.findall(
     r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE
 )
 (SHOP,) = [block for block in BLOCKS if "/hooks/payments" in block]
-EXCERPTS = [block for block in BLOCKS if block != SHOP]
+EXCERPTS = [block for block in BLOCKS if block != SHOP and "def " in block]
+LINES = [block for block in BLOCKS if "def " not in block]  # that stand by themselves
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
@@ -61,6 +62,8 @@ def test_excerpts_are_the_examples() -> None:
     assert len(EXCERPTS) >= 7
     for excerpt in EXCERPTS:
         assert any(excerpt in example for example in examples), excerpt
+    for line in LINES:
+        compile(line, "the guide", "exec")
 
 
 def test_what_the_guide_says_of_install_exists() -> None:
