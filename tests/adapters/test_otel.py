@@ -195,6 +195,35 @@ async def test_a_chat_tells_its_model_and_its_tools_inside_its_turn(
             assert spans.parent(span) == "turn Clerk"
 
 
+async def test_each_span_says_whose_it_is_and_for_which_run(
+    clock: object, spans: Spans
+) -> None:
+    async with kernel(spans) as test:
+        await get(test, "/x")
+        await get(test, "/fiber")
+        await get(test, "/plan")
+        await test.advance(8)
+        async with connected(test.kernel, ("Top", "a")) as peer:
+            peer.send("rpc", id="1", method="ping", args=[])
+            await peer.until(lambda c: bool(c.of("rpc")))
+        clerk = await test.kernel.get_agent(Clerk, "c")
+        await clerk.save_messages([{"id": "u", "role": "user", "parts": []}])
+        await test.advance(20)
+        runs = {"turn Clerk": None, "tool count": None, "model ScriptedModel": None}
+        for name in ("request GET Top", "rpc Top.ping", "run Kid", "turn Kid",
+                     "fiber work", "call Top.due", *runs):  # fmt: skip
+            told = spans.all(name)[0].attributes or {}
+            kid = "/Kid/r1" if name == "turn Kid" else ""
+            agent = "Clerk/c" if name in runs else f"Top/a{kid}"
+            assert told["culet.agent"] == agent, name
+            if name.split()[0] not in {"request", "rpc", "call"}:
+                assert told["culet.run_id"], name
+            if name in runs:
+                runs[name] = told["culet.run_id"]  # type: ignore[assignment]
+        assert len(set(runs.values())) == 1, "one turn"
+        assert spans.one("run Kid").attributes["culet.run_id"] == "r1"
+
+
 async def test_an_error_is_told_by_its_class_and_no_word_of_anybody_s(
     clock: object, spans: Spans
 ) -> None:

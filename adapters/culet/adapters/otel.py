@@ -72,6 +72,11 @@ class OtelTracer:
         _FORMAT.inject(carrier)
         return carrier.get("traceparent")
 
+    def note(self, about: Mapping[str, Any]) -> None:
+        """Add to the current span. See `Tracer.note`."""
+        told = {f"culet.{key}": value for key, value in about.items()}
+        trace.get_current_span().set_attributes(told)
+
 
 def _context(parent: str | None) -> Context | None:
     """Return what a span begins under; None is what is current."""

@@ -10,7 +10,7 @@ tool calls are never repeated, a text that was cut goes on in the same part.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, ClassVar, Final, cast
 
 import trio
@@ -38,6 +38,7 @@ from culet.adapters.toolledger import told_to_model
 from culet.kernel import Chunk, Letter, Turn
 from culet.kernel.core.chunks import tool_input
 from culet.kernel.errors import UsageError
+from culet.kernel.tracing import NO_SPAN
 from culet.kernel.turn import Stalled
 
 _REASONS: Final = frozenset(
@@ -225,15 +226,22 @@ class _Thinking:
         """Raise `OverBudget` when the answer ended because the budget did."""
         self._call.check_whole(self.reason)
 
+    def _span(self) -> AbstractContextManager[Any]:
+        node, turn = self.agent._node, self.turn
+        tracer = node.tree.kernel.tracer
+        if tracer is None:
+            return NO_SPAN
+        run = turn.run_id or turn.request_id
+        about = {"agent": node.path_text(), "run_id": run, "step": self.at.steps}
+        return tracer.span("model", type(self.model).__name__, about, current=False)
+
     async def ask(self) -> AsyncGenerator[Chunk, None]:
         """Ask the model for the open step, or for the rest of it; yield what it says."""
         self._asked, self._usage = [], Usage()
         said = _closable(self.model.stream(self._call.request))
         stall_s = self.agent.stall_s
         heard = said if stall_s is None else _watched(said, stall_s)
-        tracer, name = self.agent._node.tree.kernel.tracer, type(self.model).__name__
-        span = tracer.span("model", name, {"step": self.at.steps}, current=False)
-        with span:
+        with self._span():
             async with aclosing(said), aclosing(heard):
                 async for event in heard:
                     self._call.hear(event)

@@ -33,6 +33,7 @@ from culet.kernel.effectrows import Row
 from culet.kernel.errors import EffectUncertain, FacetAborted, Fenced, UsageError
 from culet.kernel.node import ambient
 from culet.kernel.tools import AgentTool
+from culet.kernel.tracing import NO_SPAN
 
 if TYPE_CHECKING:
     from culet.adapters.think import Think
@@ -273,8 +274,15 @@ class ToolCalls:
             chunk = self._doubt(call, row, "again")
             self.turn.say(chunk)
             self._note(chunk)
-        about = {"tool_call_id": call.id, "attempt": row.attempt}
-        span = self.agent._node.tree.kernel.tracer.span("tool", call.name, about)
+        node = self.agent._node
+        tracer = node.tree.kernel.tracer
+        span = NO_SPAN if tracer is None else tracer.span(
+            "tool", call.name,
+            {
+                "agent": node.path_text(), "run_id": self.turn.run_id or self.turn.request_id,
+                "tool_call_id": call.id, "attempt": row.attempt,
+            },
+        )  # fmt: skip
         with span, self.ledger.effects.work(row):
             context = self._context(call, row)
             results = one.run(call.input, context, output_bytes=limit)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -40,6 +41,7 @@ from .fiberrows import (
 from .jobs import JobRow, StartFailed, Taken
 from .node import Ambient, Node, Work, ambient, is_stop
 from .streams import TurnView
+from .tracing import HERE, NO_SPAN, context
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -122,7 +124,7 @@ class Fibers:
         asker = here.asker if here is not None and here.node is node else None
         take, lane = tree.jobs.take_number(), f"fiber:{fiber_id}"
         until = None if deadline_s is None else now + _milliseconds(deadline_s)
-        told = _encode(About(keep, until, trace=tree.kernel.tracer.context()))
+        told = _encode(About(keep, until, trace=context(tree.kernel.tracer)))
         row = (node.slot, fiber_id, "fiber", name, key, asker, json_text(metadata), now)
         with tree.transaction():
             self.db.execute(_INSERT, row)
@@ -163,9 +165,10 @@ class Fibers:
         )
         token = ambient.set(ctx)
         ended = False
+        span = self._span(node, name, fiber_id, 1, HERE)
         try:
             with live.scope:
-                with tree.kernel.tracer.span("fiber", name, {"fiber_id": fiber_id}):
+                with span:
                     result = await fn()
                 ending = Ending.by("finished", output=json_text(result))
                 ended = tree.endings.settle(subject, ending, taken, forget=not keep)
@@ -188,6 +191,15 @@ class Fibers:
                 self._let_go(subject, taken)
         found = self.get(node.slot, fiber_id, None)
         raise FacetAborted(None if found is None else found.reason)
+
+    def _span(
+        self, node: Node, name: str, fiber_id: str, attempt: int, parent: str | None
+    ) -> AbstractContextManager[Any]:
+        tracer = self.tree.kernel.tracer
+        if tracer is None:
+            return NO_SPAN
+        about = {"agent": node.path_text(), "run_id": fiber_id, "attempt": attempt}
+        return tracer.span("fiber", name, about, parent=parent)
 
     def _enter(self, slot: str, taken: Taken) -> _Live:
         live = _Live(taken, about(taken.row.payload), self.tree.now())
@@ -346,9 +358,8 @@ class Fibers:
         try:
             with live.scope:
                 ctx = Ambient(node, asker=subject.id, work=live.work)
-                about = {"fiber_id": found.id, "attempt": taken.attempts}
-                tracer = self.tree.kernel.tracer
-                with tracer.span("fiber", found.name, about, parent=live.about.trace):
+                trace = live.about.trace
+                with self._span(node, found.name, found.id, taken.attempts, trace):
                     answer = await node.enter(ctx, node.agent.on_fiber_recovered, told)
                 return _ending(answer)
         except (FacetAborted, Deleted, StorageError):

@@ -46,7 +46,7 @@ from .patience import Patience
 from .ports import Level, Store, TreeKey, TreeStore
 from .stall import Stall
 from .supervise import TreeFailures
-from .tracing import NoTracer, Tracer
+from .tracing import Tracer
 from .tree import Tree
 
 A = TypeVar("A", bound=Agent)
@@ -78,7 +78,7 @@ class Kernel:
         self.classes, self.store, self.limits = classes, store, limits
         self.durability: Level = durability
         self.clock, self.chance = clock, chance
-        self.tracer: Tracer = tracer or NoTracer()
+        self.tracer = tracer
         self.idle_s, self.abort_grace_s, self.start_s = idle_s, abort_grace_s, start_s
         self.writer = Worker("culet writer") if threads else None
         self.janitor = Worker("culet janitor") if threads else None

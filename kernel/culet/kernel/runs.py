@@ -40,7 +40,7 @@ from .places import Places
 from .ports import Blob
 from .receipts import CancelReceipt, DroppedCall, EndedWork
 from .streams import Cursor, RunView
-from .tracing import KEY
+from .tracing import KEY, context
 from .turn import CancelToken
 
 if TYPE_CHECKING:
@@ -186,9 +186,10 @@ class Runs:
         self, node: Node, kind: AgentClass, value: Any, ask: Ask
     ) -> AgentToolRun:
         """Dispatch, and wait for the end unless detached."""
-        with self.tree.kernel.tracer.span(
-            "run", kind.name, {"agent": node.path_text()}
-        ):
+        tracer = self.tree.kernel.tracer
+        if tracer is None:
+            return await self._run(node, kind, value, ask)
+        with tracer.span("run", kind.name, {"agent": node.path_text()}):
             return await self._run(node, kind, value, ask)
 
     async def _run(
@@ -207,6 +208,8 @@ class Runs:
             run, known = self.dispatch(node, kind, value, ask)
         finally:
             self.places.freed(node.slot)  # refused, or known already: the next one
+        if self.tree.kernel.tracer is not None:
+            self.tree.kernel.tracer.note({"run_id": run.run_id})
         here = ambient.get()
         if known and here is not None and here.turn is not None:
             self.tree.questions.tell(here.turn)  # what is asked below may be another
@@ -423,7 +426,7 @@ class Runs:
             payload["identity"] = here.identity
         if ask.schema is not None:
             payload["schema"] = ask.schema
-        trace = self.tree.kernel.tracer.context()
+        trace = context(self.tree.kernel.tracer)
         if trace is not None:
             payload[KEY] = trace
         questions = ask.questions or node.agent.agent_tool_questions

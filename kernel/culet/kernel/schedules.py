@@ -18,6 +18,7 @@ from .events import CHANNEL_OF, Crowd, Owed
 from .jobrows import COLUMNS, Hopeless, JobRow, Kind, StartFailed, Taken
 from .node import Ambient, Node, State, ambient, starting
 from .plans import Due, Plan, instant, plan, plan_interval, plan_now
+from .tracing import NO_SPAN
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -422,9 +423,12 @@ class Schedules:
         schedule = to_schedule(row, called_at=self.tree.now())
         told = Owed(row.what, schedule.id, taken.attempts)
         self.tree.emit(f"{CHANNEL_OF[row.kind]}:execute", node.slot, told)
-        about = {"agent": node.path_text(), "attempt": taken.attempts}
-        name = f"{node.kind.name}.{row.what}"
-        with self.tree.kernel.tracer.span("call", name, about, parent=None):
+        tracer = self.tree.kernel.tracer
+        with NO_SPAN if tracer is None else tracer.span(
+            "call", f"{node.kind.name}.{row.what}",
+            {"agent": node.path_text(), "id": told.id, "attempt": taken.attempts},
+            parent=None,
+        ):  # fmt: skip
             await node.enter(Ambient(node, maker=row.maker), method, payload, schedule)
         return True
 

@@ -39,6 +39,7 @@ from .node import Ambient, Node, State, ambient, is_stop
 from .ports import Blob, Peer
 from .state import client_state
 from .streams import Cursor
+from .tracing import NO_SPAN
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -439,9 +440,10 @@ async def _answer(
         if method is None:
             raise UsageError(_not_callable(node, frame.method))
         args = method.from_json(frame.args)
-        with node.tree.kernel.tracer.span(
-            "rpc", f"{node.kind.name}.{frame.method}", {"connection_id": conn.id},
-            parent=None,
+        tracer = node.tree.kernel.tracer
+        with NO_SPAN if tracer is None else tracer.span(
+            "rpc", f"{node.kind.name}.{frame.method}",
+            {"agent": node.path_text(), "connection_id": conn.id}, parent=None,
         ):  # fmt: skip
             if method.streams:
                 text = await node.enter(

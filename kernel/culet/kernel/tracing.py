@@ -3,6 +3,8 @@
 The kernel knows no format of traces. It says what begins, under which parent, and stores
 the context of a run with its turn, so that the turn joins the same trace however often
 the process dies. A span that dies with its process was never ended, and so is not told.
+Each says whose it is (`agent`, a path) and, where there is one, for which run, turn or
+fiber (`run_id`).
 
 kind        name                  begins and ends
 request     METHOD Class          an HTTP request is answered by an agent
@@ -19,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal, Protocol, final
+from typing import Any, Final, Literal, Protocol
 
 Kind = Literal["request", "rpc", "run", "turn", "fiber", "call", "tool", "model"]
 HERE: Final = "here"
 """The parent that is the current span of the task, if there is one."""
 KEY: Final = "trace"  # of the context in a stored payload
-_NO_SPAN: Final = nullcontext()
+NO_SPAN: Final = nullcontext()
+"""What stands where a span would, without a tracer: no attribute is even made."""
 
 
 class Tracer(Protocol):
@@ -55,15 +58,11 @@ class Tracer(Protocol):
         """
         ...
 
+    def note(self, about: Mapping[str, Any]) -> None:
+        """Add to the current span what was not known when it began."""
+        ...
 
-@final
-class NoTracer:
-    """Keeps nothing."""
 
-    def span(self, *_args: Any, **_about: Any) -> AbstractContextManager[None]:
-        """Return a block without a span."""
-        return _NO_SPAN
-
-    def context(self) -> str | None:
-        """Return None: there is no span."""
-        return None
+def context(tracer: Tracer | None) -> str | None:
+    """Return the context that a tracer would go on with; None without one."""
+    return None if tracer is None else tracer.context()

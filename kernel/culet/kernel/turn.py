@@ -38,7 +38,7 @@ from .milestones import MILESTONE, PROGRESS, Progress, check_size
 from .node import Ambient, Node, State, Work, is_stop
 from .pump import follow
 from .questions import says_waiting
-from .tracing import KEY
+from .tracing import KEY, NO_SPAN
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -455,11 +455,12 @@ class Turns:
         ctx = Ambient(
             node, identity=turn.identity, asker=subject.id, turn=own, work=turn._work
         )
-        about = {"run_id": subject.id, "agent": node.path_text(), "attempt": attempt}
-        parent = (taken.payload or {}).get(KEY)
-        span = self.tree.kernel.tracer.span(
-            "turn", node.kind.name, about, parent=parent
-        )
+        tracer = self.tree.kernel.tracer
+        span = NO_SPAN if tracer is None else tracer.span(
+            "turn", node.kind.name,
+            {"run_id": subject.id, "agent": node.path_text(), "attempt": attempt},
+            parent=(taken.payload or {}).get(KEY),
+        )  # fmt: skip
         try:
             with span:
                 await node.enter(ctx, _go, node, node.agent, turn, stream)

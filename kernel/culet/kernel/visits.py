@@ -31,6 +31,7 @@ from .node import Ambient, Node, ambient, is_stop
 from .ports import Gate, Peer, TreeKey
 from .sockets import Connection
 from .supervise import ChildRef
+from .tracing import NO_SPAN
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ class Visit:
         with tree.visitor():
             node = await tree.wake(self._slot)
             ctx = Ambient(node, request=self.request, identity=self.request.identity)
-            tracer, path = tree.kernel.tracer, node.path_text()
-            span = tracer.span(
-                "request", f"{self.request.method} {node.kind.name}", {"agent": path},
+            tracer = tree.kernel.tracer
+            span = NO_SPAN if tracer is None else tracer.span(
+                "request", f"{self.request.method} {node.kind.name}",
+                {"agent": node.path_text()},
                 parent=self.request.headers.get("traceparent"),
             )  # fmt: skip
             try:
