@@ -127,3 +127,18 @@ class Service:
                 except ConnectionClosed as error:
                     assert error.reason is not None
                     return int(error.reason.code)
+
+
+async def said_by(program: str, server: Service) -> str:
+    """Run a program of the guide against a server; return what it prints."""
+    for scheme in ("ws", "http"):
+        here = server.url.replace("http", scheme, 1)
+        program = program.replace(f"{scheme}://127.0.0.1:8000", here)
+    done = await trio.run_process(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment(Path()),
+        capture_stdout=True,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    return done.stdout.decode()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import trio
-
 from culet.web import install
-from docs.service import HYPERCORN, Service, environment, service
+from docs.service import HYPERCORN, said_by, service
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "guide-mount.md").read_text()
@@ -22,21 +18,6 @@ FIRST, CLIENT, *BLOCKS = re.findall(
 EXCERPTS = [block for block in BLOCKS if block != SHOP and "def " in block]
 LINES = [block for block in BLOCKS if "def " not in block]  # that stand by themselves
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-
-
-async def said_by(program: str, server: Service) -> str:
-    """Run a program of the guide against a server; return what it prints."""
-    for scheme in ("ws", "http"):
-        here = server.url.replace("http", scheme, 1)
-        program = program.replace(f"{scheme}://127.0.0.1:8000", here)
-    done = await trio.run_process(
-        [sys.executable, "-W", "error", "-c", program],
-        env=environment(Path()),
-        capture_stdout=True,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    return done.stdout.decode()
 
 
 async def test_the_first_steps_lead_where_they_say(tmp_path: Path) -> None:

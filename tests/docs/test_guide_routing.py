@@ -12,10 +12,13 @@ import pytest
 from culet.adapters import RoutedAgents
 from culet.kernel import Agent
 from culet.web import build_agent_path, connect
-from docs.service import CULET, EXAMPLES, HYPERCORN, Service, service
+from docs.service import CULET, EXAMPLES, HYPERCORN, Service, said_by, service
 
 TEXT = (EXAMPLES.parent / "guide-routing.md").read_text()
-EXCERPTS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+*EXCERPTS, PROGRAM = re.findall(
+    r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE
+)
+(PRINTED,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 SERVERS = pytest.mark.parametrize(
     "command",
     [[*HYPERCORN, "--workers", "0", "routing:app"], [*CULET, "routing:app"]],
@@ -81,6 +84,14 @@ async def test_its_own_routes_lead_to_facets(
     assert posted[:2] == got[:2] == (200, "a=b")
     assert codes == [4404, 4404]
     assert stranger[0] == 403
+
+
+@SERVERS
+async def test_the_program_of_the_guide_prints_what_it_says(
+    command: list[str], tmp_path: Path
+) -> None:
+    async with service(command, tmp_path) as server:
+        assert await said_by(PROGRAM, server) == PRINTED
 
 
 def test_excerpts_are_the_examples() -> None:
