@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import msgspec
 import trio
@@ -33,6 +33,7 @@ from culet.kernel import (
     Turn,
 )
 from culet.kernel.core import clientframes as client
+from culet.kernel.core import frames
 from culet.kernel.core.chunks import text_of
 from culet.kernel.core.effects import Verdict
 from culet.kernel.core.status import ended_by
@@ -40,6 +41,7 @@ from culet.kernel.effectrows import Row as EffectRow
 from culet.kernel.endings import Ending
 from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.sockets import Connection
+from culet.kernel.state import READONLY
 from culet.kernel.streams import End
 
 log = logging.getLogger("culet.adapters")
@@ -391,6 +393,9 @@ class AIChatAgent(Agent):
         self._chat.ended(stream_id, end)
 
     def _frame(self, connection: Connection, frame: Any) -> bool:
+        if connection.readonly and isinstance(frame, _CHANGES):
+            self._refuse(connection, frame)
+            return True
         match frame:
             case client.ChatRequest():
                 self._chat.accept(frame, connection)
@@ -409,6 +414,20 @@ class AIChatAgent(Agent):
             case _:
                 return False
         return True
+
+
+    def _refuse(self, connection: Connection, frame: Any) -> None:
+        """Tell a client that may only look; it may show already what it has asked for."""
+        log.info("refused %s of a readonly client", type(frame).__name__)
+        if isinstance(frame, client.ChatRequest):
+            told = frames.chat_response(frame.id, READONLY, done=True, error=True)
+            connection.say(told)
+        if not isinstance(frame, client.Cancel) and connection.protocol:
+            kept = self._chat.transcript.texts()
+            connection.say(frames.chat_messages(kept))
+
+
+_CHANGES: Final = (client.ChatRequest, client.Cancel, client.Clear, client.ChatMessages)
 
 
 def _checked(messages: Sequence[Message]) -> list[Message]:

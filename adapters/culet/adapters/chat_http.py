@@ -18,9 +18,10 @@ import msgspec
 
 from culet.kernel import Request, Response
 from culet.kernel.core.clientframes import ChatRequest, ui_messages
-from culet.kernel.errors import CapacityError, UsageError
+from culet.kernel.errors import CapacityError, Refused, UsageError
 from culet.kernel.follow import follow
 from culet.kernel.http import closed
+from culet.kernel.state import READONLY
 
 if TYPE_CHECKING:
     from culet.adapters.chat import Chat
@@ -75,6 +76,8 @@ async def answer(chat: Chat, request: Request) -> Response | None:
     """Answer a request of this protocol; None when it is none."""
     words = request.path.strip("/").split("/")
     match (request.method, words):
+        case ("POST", [*_, "chat"] | [*_, "chat", _, "stop"]) if request.readonly:
+            raise Refused(READONLY)
         case ("POST", [*_, "chat"]):
             return await _asked(chat, request)
         case ("GET", [*before, "stream"]) if _named(before):

@@ -615,7 +615,9 @@ class Agent:
         """Say who this agent is, replay its runs, then let the user's hook speak."""
         tags = check_tags(self.get_connection_tags(connection, ctx))
         connection.tags = (connection.id, *tags)
-        connection.readonly = self.should_connection_be_readonly(connection, ctx)
+        connection.readonly = (
+            ctx.request.readonly or self.should_connection_be_readonly(connection, ctx)
+        )
         connection.protocol = self.should_send_protocol_messages(connection, ctx)
         hello: list[str] = []
         cursors: list[Cursor] = []

@@ -36,7 +36,8 @@ class Request:
     `raw_path` is the path as it came, still percent-encoded; `path` is the tail that
     is left for the agent (starts with `/`), `url` the same with its query: a facet and
     the gate before it see what is left at their hop. `headers` have lower-case names;
-    `identity` is what `authenticate` returned, None when anonymous.
+    `identity` is what `authenticate` returned, None when anonymous. `readonly`: a gate has
+    said (with `replace`) that its client may look, and change nothing.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Request:
         "path",
         "query",
         "raw_path",
+        "readonly",
         "url",
     )
 
@@ -76,6 +78,7 @@ class Request:
         items = headers.items() if isinstance(headers, Mapping) else headers
         self.headers: dict[str, str] = {k.lower(): v for k, v in items}
         self.identity = identity
+        self.readonly = False
         self._body: bytes | None = body if isinstance(body, bytes) else None
         self._stream = _nothing if isinstance(body, bytes) else body
 
@@ -128,8 +131,9 @@ class Request:
         path: str | None = None,
         headers: Headers | None = None,
         identity: Any = ...,
+        readonly: bool | None = None,
     ) -> Request:
-        """Return a copy with other path, headers or identity; the body is shared."""
+        """Return a copy with other path, headers, identity or rights; the body is shared."""
         other = Request(
             self.method,
             self.url,
@@ -140,6 +144,7 @@ class Request:
             identity=self.identity if identity is ... else identity,
             body_bytes=self._most,
         )
+        other.readonly = self.readonly if readonly is None else readonly
         other._body, other._stream = self._body, self._stream
         if self._body is None:
             other._stream = self.stream

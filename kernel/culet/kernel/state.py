@@ -83,9 +83,10 @@ def keep_state(node: Node, text: str) -> bool:
 def check_writer(node: Node) -> None:
     """Raise `Refused` in code that runs for a readonly client of this agent."""
     here = ambient.get()
-    if here is None or here.node is not node or here.connection is None:
+    if here is None or here.node is not node:
         return
-    if here.connection.readonly:
+    asked = here.request if here.connection is None else here.connection
+    if asked is not None and asked.readonly:
         raise Refused(READONLY)
 
 
