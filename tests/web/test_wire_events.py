@@ -27,7 +27,7 @@ async def test_an_answer_is_a_stream_of_events_one_line_each_with_a_mark_at_its_
 ):
     async with wired() as server:
         status, headers, body = await server.http(
-            "POST", CHAT, headers=JSON, body=asked("hi")
+            "POST", CHAT, headers=JSON, body=asked("hi", messageId="m", model="small")
         )
         assert status == 200
         assert headers["content-type"] == "text/event-stream"
@@ -43,6 +43,7 @@ async def test_an_answer_is_a_stream_of_events_one_line_each_with_a_mark_at_its_
         assert chunks[0]["type"] == "start"
         assert chunks[0]["messageId"]
         assert {"type": "data-lines", "data": "a\nb"} in chunks
+        assert {"type": "data-body", "data": {"model": "small"}} in chunks
         said = [c["delta"] for c in chunks if c["type"] == "text-delta"]
         assert "".join(said) == "one two three"
         # and it is what the sockets of the chat have

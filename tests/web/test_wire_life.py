@@ -241,10 +241,10 @@ async def test_a_code_that_no_frame_may_carry_is_the_agents_mistake() -> None:
 
 @pytest.mark.rule("W-053")
 async def test_no_frame_of_the_protocol_is_a_heartbeat(transport: str) -> None:
-    limits = Limits(ping_s=0.05, idle_s=5.0)
+    limits = Limits(ping_s=0.02, idle_s=5.0)
     async with wired(limits=limits) as server, server.connect(ROOT) as client:
         await client.hello()
-        with trio.move_on_after(0.4):
+        with trio.move_on_after(0.15):
             raise AssertionError(await client.socket.get_message())
         await quiet(client)
 

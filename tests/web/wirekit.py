@@ -144,6 +144,7 @@ class Speaker(AIChatAgent):
         for word in ("one ", "two ", "three"):
             yield {"type": "text-delta", "id": "t", "delta": word}
         yield {"type": "data-lines", "data": "a\nb"}
+        yield {"type": "data-body", "data": dict(turn.body)}
         yield {"type": "text-end", "id": "t"}
 
 
