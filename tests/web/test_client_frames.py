@@ -37,6 +37,7 @@ class Server:
     def __init__(self) -> None:
         self.sockets: list[WebSocketConnection] = []
         self.targets: list[str] = []
+        self.tokens: list[bytes] = []
         self.heard: list[dict[str, Any]] = []
         self.accepts = True
         self._more = trio.Event()
@@ -46,6 +47,7 @@ class Server:
             await request.reject(503)
             return
         self.targets.append(request.path)
+        self.tokens += [v for k, v in request.headers if k == b"x-token"]
         socket = await request.accept()
         self.sockets.append(socket)
         await self.say(HELLO)
@@ -453,6 +455,32 @@ async def test_what_is_said_to_an_answer_that_nobody_waits_for_is_not_the_next_o
             await server.say({**told, "accepted": True}, {**told, "accepted": False})
         assert said == [False]
         assert agent._mirror.questions._pending == {}
+
+
+async def test_headers_are_asked_for_anew_before_each_attempt() -> None:
+    server, asked = Server(), 0
+
+    async def headers() -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        await trio.lowlevel.checkpoint()
+        if asked == 2:
+            raise ConnectionRefusedError("who gives tokens is away")
+        if asked == 4:
+            raise LookupError("no more tokens")
+        return {"X-Token": f"t{asked}"}
+
+    async with trio.open_nursery() as nursery:
+        handle = partial(serve_websocket, server.handle, "127.0.0.1", 0, None)
+        url = f"ws://127.0.0.1:{(await nursery.start(handle)).port}/agents/hub/a"
+        with trio.fail_after(10), pytest.RaisesGroup(LookupError):
+            async with connect(url, limits=QUICK, headers=headers) as agent:
+                await server.sockets[-1].aclose(1012)
+                await agent.until(lambda a: a.connections == 2)
+                await server.sockets[-1].aclose(1012)
+                await trio.sleep_forever()
+        nursery.cancel_scope.cancel()
+    assert (server.tokens, asked) == ([b"t1", b"t3"], 4)
 
 
 async def test_a_message_is_taken_back_while_there_is_no_socket() -> None:

@@ -29,9 +29,19 @@ async def test_an_answer_comes_chunk_by_chunk_to_its_end() -> None:
 
 
 async def test_a_line_that_is_cut_loses_and_doubles_nothing() -> None:
+    asked = 0
+
+    async def headers() -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        await trio.lowlevel.checkpoint()
+        return {"x-token": f"t{asked}"}
+
     async with running() as server, wire(server.port) as proxy:
         url = proxy.url(BOT)
-        async with ask_over_http(url, "say 6 3", limits=QUICK, seed=1) as answer:
+        async with ask_over_http(
+            url, "say 6 3", headers=headers, limits=QUICK, seed=1
+        ) as answer:
             said = []
             while "".join(said) != words(3):
                 chunk = await anext(answer)
@@ -42,6 +52,7 @@ async def test_a_line_that_is_cut_loses_and_doubles_nothing() -> None:
                 said += [c["delta"] async for c in answer if c["type"] == "text-delta"]
         assert "".join(said) == words(6) == answer.text
         assert answer.outcome == "completed"
+        assert asked == 2
 
 
 @pytest.mark.rule("W-094")

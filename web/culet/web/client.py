@@ -28,7 +28,7 @@ from .client_chat import approval_frame, result_frame, waiting_calls
 from .client_events import Events
 from .client_line import Line
 from .client_mirror import Mirror
-from .client_socket import Headers, address_of
+from .client_socket import Renewed, address_of, renewing
 from .client_transcript import as_message
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ async def connect(
     url: str,
     *,
     sub: Sequence[tuple[str, str]] = (),
-    headers: Headers = (),
+    headers: Renewed = (),
     query: Mapping[str, str] | None = None,
     ssl: tls.SSLContext | None = None,
     identify: bool = True,
@@ -52,6 +52,8 @@ async def connect(
     """Connect to the agent at `url`, or to the one below it at `sub` (class and name).
 
     `headers` go with the handshake (`{"authorization": "Bearer …"}`); no Origin is sent.
+    An async function that returns them is asked before each attempt: for tokens that
+    expire. An `OSError` of it is a lost connection, whatever else it raises ends this.
     Enters when the agent has said who it is (`identify=False`: when the socket is open,
     for agents that do not say it). Raises `UsageError` for a bad URL, `ConnectionLost`
     when the first attempt fails, `ConnectionEnded` when the server refuses for good.
@@ -59,12 +61,10 @@ async def connect(
     everything that waits for the agent raise `ConnectionEnded`.
     """
     chance = Chance(seed)
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    raw = [(name.lower().encode(), value.encode()) for name, value in pairs]
     limits = limits or Limits()
     address = address_of(url, sub=sub, query=query, ssl=ssl, connection_id=chance.id())
     mirror = Mirror(limits, chance, identify=identify)
-    line = Line(mirror, address, raw, limits, chance)
+    line = Line(mirror, address, renewing(headers), limits, chance)
     mirror.listen(line)
     failure: BaseException | None = None
     try:

@@ -8,7 +8,7 @@ it was, until the server says its end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from ssl import SSLContext
 from typing import Any, Final, final
@@ -30,7 +30,15 @@ from culet.kernel.errors import (
     UsageError,
 )
 
-from .client_socket import RECEIVE_BYTES, Address, Headers, address_of, open_stream
+from .client_socket import (
+    RECEIVE_BYTES,
+    Address,
+    Headers,
+    Renewed,
+    address_of,
+    open_stream,
+    renewing,
+)
 from .client_transcript import as_message
 
 Json = dict[str, Any]
@@ -53,7 +61,7 @@ async def ask_over_http(
     question: str | Json,
     *,
     sub: Sequence[tuple[str, str]] = (),
-    headers: Headers = (),
+    headers: Renewed = (),
     body: Mapping[str, Any] | None = None,
     ssl: SSLContext | None = None,
     limits: Limits | None = None,
@@ -61,7 +69,8 @@ async def ask_over_http(
 ) -> AsyncIterator[HttpAnswer]:
     """Ask the chat agent at `url`, or the one below it at `sub`; iterate over its chunks.
 
-    `question` is a text or a UI message, `body` custom keys for the agent. Enters when the
+    `question` is a text or a UI message, `body` custom keys for the agent; `headers` as of
+    `connect`. Enters when the
     server has the question on disk: leaving stops nothing. Raises `UsageError` for a bad
     URL or message, `ConnectionLost` when nobody knows whether the question arrived,
     `ConnectionEnded` when the server refuses it.
@@ -78,8 +87,7 @@ async def ask_over_http(
     except (TypeError, ValueError) as error:
         raise UsageError(f"the question cannot be sent as JSON: {error}") from None
     found = address_of(url, sub=sub, ssl=ssl, connection_id=chance.id())
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    answer = HttpAnswer(found, list(pairs), limits or Limits(), chance)
+    answer = HttpAnswer(found, headers, limits or Limits(), chance)
     try:
         await answer._ask(asked)
         yield answer
@@ -94,7 +102,7 @@ class HttpAnswer:
     def __init__(
         self,
         address: Address,
-        headers: Iterable[tuple[str, str]],
+        headers: Renewed,
         limits: Limits,
         chance: Chance,
     ) -> None:
@@ -103,7 +111,7 @@ class HttpAnswer:
         self.turn = ""
         self._parts: list[Json] = []
         self._address, self._limits, self._chance = address, limits, chance
-        self._headers = list(headers)
+        self._headers = renewing(headers)
         self._line: _Line | None = None
         self._error: CallFailed | None = None
         self._queue: deque[Json] = deque()
@@ -154,12 +162,12 @@ class HttpAnswer:
     async def _open(self, method: str, leaf: str, body: bytes = b"") -> _Line:
         path, _, query = self._address.resource.partition("?")
         target = f"{path.rstrip('/')}/{leaf}" + ("&" if "?" in leaf else "?") + query
+        with trio.fail_after(self._limits.handshake_s):
+            headers = await self._headers()
         line = _Line(await open_stream(self._address))
         try:
             with trio.fail_after(self._limits.handshake_s):
-                await line.begin(
-                    method, self._address.authority, target, self._headers, body
-                )
+                await line.begin(method, self._address.authority, target, headers, body)
         except BaseException:
             await line.close()
             raise

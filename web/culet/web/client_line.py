@@ -8,7 +8,7 @@ the next one; what was sent is for its owner to judge (`lost`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol, final
 
 import trio
@@ -78,7 +78,7 @@ class Line:
         self,
         party: Party,
         address: Address,
-        headers: Sequence[tuple[bytes, bytes]],
+        headers: Callable[[], Awaitable[list[tuple[str, str]]]],
         limits: Limits,
         chance: Chance,
     ) -> None:

@@ -31,6 +31,22 @@ _AGAIN: Final = frozenset((408, 425, 429))  # refusals of this moment only
 _KEPT: Final = "/%!$&'()*+,;=:@-._~[]|"
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+# or a function that is asked before each attempt: for tokens that expire
+Renewed = Headers | Callable[[], Awaitable[Headers]]
+
+
+def renewing(headers: Renewed) -> Callable[[], Awaitable[list[tuple[str, str]]]]:
+    """Return a function that gives the headers of the next attempt."""
+    if not callable(headers):
+        fixed = list(headers.items() if isinstance(headers, Mapping) else headers)
+
+    async def ask() -> list[tuple[str, str]]:
+        if not callable(headers):
+            return fixed
+        given = await headers()
+        return list(given.items() if isinstance(given, Mapping) else given)
+
+    return ask
 
 
 class Address(NamedTuple):
@@ -172,15 +188,24 @@ async def open_stream(address: Address) -> trio.abc.Stream:
 
 async def converse(
     address: Address,
-    headers: Sequence[tuple[bytes, bytes]],
+    headers: Callable[[], Awaitable[list[tuple[str, str]]]],
     limits: Limits,
     talk: Callable[[WebSocketConnection, Tap], Awaitable[None]],
 ) -> Ending:
     """Connect and `talk`; say goodbye when that returns. Return how it ended.
 
-    Raises nothing but what `talk` raises for other reasons than a lost connection.
+    Raises nothing but what `talk` raises for other reasons than a lost connection, and
+    what `headers` raises that is no `OSError`.
     """
     where = f"{address.host}:{address.port}"
+    try:
+        with trio.fail_after(limits.handshake_s):
+            given = await headers()
+    except trio.TooSlowError:
+        return Ending(1006, "the headers took too long")
+    except OSError as error:
+        return Ending(1006, f"no headers: {_told(error)}")
+    raw = [(name.lower().encode(), value.encode()) for name, value in given]
     try:
         with trio.fail_after(limits.handshake_s):
             tap = Tap(await open_stream(address))
@@ -196,7 +221,7 @@ async def converse(
                     cast(Any, tap),
                     address.authority,
                     address.resource,
-                    extra_headers=list(headers),
+                    extra_headers=raw,
                     max_message_size=limits.client_message_bytes,
                     receive_buffer_size=RECEIVE_BYTES,
                 )
