@@ -112,6 +112,7 @@ class Barrier:
         self._on_failure = on_failure
         self._stopwatch = stopwatch
         self._wanted = trio.Event()
+        self._touched_at = 0.0
         self._urgent = trio.Event()
         self._waiters: deque[tuple[int, trio.Event]] = deque()
         self._held: list[Callable[[int], None]] = []
@@ -120,11 +121,13 @@ class Barrier:
 
     def touched(self) -> None:
         """Something was committed or staged: a record follows within `linger_s`."""
-        self._wanted.set()
+        if not self._wanted.is_set():
+            self._touched_at = trio.current_time()
+            self._wanted.set()
 
     def urge(self) -> None:
         """Somebody waits: the record follows at once."""
-        self._wanted.set()
+        self.touched()
         self._urgent.set()
 
     @property
@@ -185,7 +188,8 @@ class Barrier:
         while self.fenced is None:
             await self._wanted.wait()
             if not self._urgent.is_set():
-                with trio.move_on_after(self.limits.linger_s):
+                # from the first touch on, which may lie behind the last record
+                with trio.move_on_at(self._touched_at + self.limits.linger_s):
                     await self._urgent.wait()
             if self.fenced is not None:
                 return  # a record now would make half a step durable
