@@ -55,6 +55,7 @@ async def send(
     return response
 
 
+@pytest.mark.rule("W-048")
 async def test_the_gate_makes_a_request_readonly_and_it_changes_nothing(
     clock: object,
 ) -> None:
@@ -63,6 +64,8 @@ async def test_the_gate_makes_a_request_readonly_and_it_changes_nothing(
         for method, leaf, body in (
             ("POST", "/chat", asked),
             ("POST", "/chat/c/stop", {}),
+            ("POST", "/chat/a/b/stop", {}),
+            ("POST", "/x/chat/a/b/c/stop", {}),
             ("POST", "/set", {}),
         ):
             refused = await send(test, method, leaf, body, look=True)
@@ -77,6 +80,7 @@ async def test_the_gate_makes_a_request_readonly_and_it_changes_nothing(
         assert [m["role"] for m in me.messages] == ["user", "assistant"]
 
 
+@pytest.mark.rule("W-048")
 async def test_a_readonly_socket_asks_stops_clears_and_sets_nothing(
     clock: object,
 ) -> None:
@@ -106,7 +110,7 @@ def shown(client: Client) -> Any:
     return client.of("cf_agent_chat_messages")[-1]["messages"]
 
 
-@pytest.mark.rule("F-425")
+@pytest.mark.rule("F-425", "W-048")
 async def test_a_socket_that_the_gate_makes_readonly_sets_no_state(
     clock: object,
 ) -> None:

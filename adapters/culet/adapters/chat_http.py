@@ -76,21 +76,30 @@ async def answer(chat: Chat, request: Request) -> Response | None:
     """Answer a request of this protocol; None when it is none."""
     words = request.path.strip("/").split("/")
     match (request.method, words):
-        case ("POST", [*_, "chat"] | [*_, "chat", _, "stop"]) if request.readonly:
-            raise Refused(READONLY)
         case ("POST", [*_, "chat"]):
+            _check_writer(request)
             return await _asked(chat, request)
         case ("GET", [*before, "stream"]) if _named(before):
             found = _wanted(chat, request.query.get("turn"))
             return Response(b"", 204) if found is None else _events(chat, found)
-        case ("POST", [*before, "stop"]) if _named(before) and not _is_json(request):
-            return Response(_NOT_JSON, 415)
         case ("POST", [*before, "stop"]) if _named(before):
-            for turn in chat.turns()[:1]:
-                chat.cancel(turn)
-            return Response(b"", 204)
+            _check_writer(request)
+            return _stopped(chat, request)
         case _:
             return None
+
+
+def _check_writer(request: Request) -> None:
+    if request.readonly:
+        raise Refused(READONLY)
+
+
+def _stopped(chat: Chat, request: Request) -> Response:
+    if not _is_json(request):
+        return Response(_NOT_JSON, 415)
+    for turn in chat.turns()[:1]:
+        chat.cancel(turn)
+    return Response(b"", 204)
 
 
 def _named(words: list[str]) -> bool:
