@@ -190,6 +190,11 @@ def test_the_npm_package_is_whole_small_and_typed() -> None:
 
 
 @needs_packages
+def test_our_hooks_by_themselves() -> None:
+    run_node("react.test.mjs")
+
+
+@needs_packages
 def test_ids_of_any_kind_are_kept_apart_and_shown_as_text() -> None:
     run_node("hostile.test.mjs")
 

@@ -18,7 +18,7 @@ export function useAgentClient(place, options) {
     return () => made.close();
   }, [key]);
   const subscribe = useCallback((changed) => client?.subscribe(changed) ?? (() => undefined), [client]);
-  const snapshot = useSyncExternalStore(subscribe, () => client?.snapshot ?? NOTHING);
+  const snapshot = useSyncExternalStore(subscribe, () => client?.snapshot ?? NOTHING, () => NOTHING);
   return { client, ...snapshot };
 }
 
@@ -42,9 +42,15 @@ const NOTHING = {
  */
 export function useAgentToolEvents({ agent }) {
   const [state, setState] = useState(emptyState);
+  const shown = useRef(null); // the client whose runs these are
   useEffect(() => {
     const known = agent?.snapshot?.runs;
-    if (known) setState((mine) => (Object.keys(mine.runsById).length === 0 ? known : mine));
+    if (known) {
+      // Another client is of another agent, maybe; a socket of theirs does not tell.
+      const isOther = shown.current !== agent;
+      shown.current = agent;
+      setState((mine) => (isOther || Object.keys(mine.runsById).length === 0 ? known : mine));
+    }
     let waiting = [];
     const fold = () => {
       const frames = waiting;
