@@ -8,7 +8,7 @@ import { after, test } from "node:test";
 import { closeDocument, mount, mountNode, until, watched } from "./hooks.mjs"; // first: it makes the document
 import { cuttable } from "./cut.mjs";
 
-import { useAgentToolEvents as usePublishedEvents } from "agents/react";
+import { useAgent as usePublishedAgent, useAgentToolEvents as usePublishedEvents } from "agents/react";
 import { transform } from "esbuild";
 import React from "react";
 import WebSocket from "ws";
@@ -319,6 +319,25 @@ test("the hooks know what waits below", options, async (t) => {
   await client.approveCall(waitingCalls[0].toolCallId, true, { runId: waitingCalls[0].runId });
   await tab.until("nothing", (value) => value.waitingCalls.length === 0 && value.events.waitingCalls.length === 0);
   await done;
+});
+
+test("with the published socket our hook knows what waits below, and a frame answers it", options, async (t) => {
+  const name = fresh("theirs");
+  const asker = await open(t, "Chief", name, { chat: true }).ready;
+  const { done } = asker.ask("pay");
+  const tab = mount(() => {
+    const agent = usePublishedAgent({ agent: "Chief", name, host: new URL(URL_GIVEN).host, protocol: "ws" });
+    return { agent, ...useAgentToolEvents({ agent }) };
+  });
+  t.after(tab.unmount);
+  await tab.until("a question", ({ waitingCalls }) => waitingCalls.length === 1);
+
+  const { agent, waitingCalls } = tab.now();
+  const [{ toolCallId, runId }] = waitingCalls;
+  agent.send(JSON.stringify({ type: "cf_agent_tool_approval", toolCallId, runId, approved: true }));
+
+  await tab.until("nothing", (value) => value.waitingCalls.length === 0);
+  assert.match(textOf((await done).message), /paid 1 times/);
 });
 
 test("the hooks show what the published hook shows, live, cut and mounted late", options, async (t) => {
