@@ -122,6 +122,7 @@ async def history(test: Harness, *path: tuple[str, str]) -> list[dict[str, Any]]
 # ---- a turn
 
 
+@pytest.mark.rule("W-113", "W-116", "W-122", "W-154", "W-157", "W-167")
 async def test_a_turn_streams_its_chunks_and_leaves_a_message(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -150,6 +151,7 @@ async def test_a_turn_streams_its_chunks_and_leaves_a_message(clock: object) -> 
         assert [(r.request_id, r.status) for r in RESPONSES] == [("r1", "completed")]
 
 
+@pytest.mark.rule("W-151", "W-155", "W-156")
 async def test_other_tabs_get_the_question_the_chunks_and_the_transcript_in_order(
     clock: object,
 ) -> None:
@@ -172,6 +174,7 @@ async def test_other_tabs_get_the_question_the_chunks_and_the_transcript_in_orde
         assert len(tab.of("cf_agent_chat_messages")) == 1
 
 
+@pytest.mark.rule("W-103")
 async def test_a_request_that_comes_twice_is_one_turn(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -193,6 +196,7 @@ async def test_a_request_that_comes_twice_is_one_turn(clock: object) -> None:
         assert texts(await history(test)) == ["hello wait:x", "hello wait:x"]
 
 
+@pytest.mark.rule("W-161")
 async def test_two_requests_are_answered_one_after_the_other_each_in_its_place(
     clock: object,
 ) -> None:
@@ -211,6 +215,7 @@ async def test_two_requests_are_answered_one_after_the_other_each_in_its_place(
         assert [m["id"] for m in stored] == ["u1", "msg-r1", "u2", "msg-r2"]
 
 
+@pytest.mark.rule("W-152")
 @pytest.mark.parametrize("known", [["u1"], ["u1", "msg-r1"]])
 async def test_a_regenerate_puts_a_new_answer_in_the_place_of_the_old(
     clock: object,
@@ -227,7 +232,7 @@ async def test_a_regenerate_puts_a_new_answer_in_the_place_of_the_old(
         assert [m["id"] for m in await history(test)] == ["u1", "msg-r2"]
 
 
-@pytest.mark.rule("C-021")
+@pytest.mark.rule("C-021", "W-115", "W-159")
 async def test_a_failing_turn_tells_the_error_and_keeps_what_was_said(
     clock: object,
 ) -> None:
@@ -248,6 +253,7 @@ async def test_a_failing_turn_tells_the_error_and_keeps_what_was_said(
         assert (await tab.ended("r2")).get("outcome") is None
 
 
+@pytest.mark.rule("W-108", "W-158")
 async def test_stop_ends_the_turn_in_its_middle_and_keeps_the_partial(
     clock: object,
 ) -> None:
@@ -269,6 +275,7 @@ async def test_stop_ends_the_turn_in_its_middle_and_keeps_the_partial(
         await tab.ended("r2")
 
 
+@pytest.mark.rule("W-162")
 async def test_a_queued_turn_that_is_stopped_says_nothing(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -285,6 +292,7 @@ async def test_a_queued_turn_that_is_stopped_says_nothing(clock: object) -> None
         assert [m["id"] for m in await history(test)] == ["u1", "msg-r1", "u2"]
 
 
+@pytest.mark.rule("W-104")
 @pytest.mark.limit("messages_per_chat")
 async def test_a_chat_that_is_full_refuses_a_request_and_says_so(clock: object) -> None:
     limits = Limits(messages_per_chat=3)
@@ -309,6 +317,7 @@ def probes(client: Client, probe_id: str) -> list[str]:
     return [f["type"].removeprefix("cf_agent_stream_") for f in found]
 
 
+@pytest.mark.rule("W-131")
 async def test_every_probe_gets_one_answer(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -332,6 +341,7 @@ async def test_every_probe_gets_one_answer(clock: object) -> None:
             await tab.ended("r1")
 
 
+@pytest.mark.rule("W-134", "W-136", "W-139")
 async def test_a_client_that_comes_back_gets_all_of_the_turn_once(
     clock: object,
 ) -> None:
@@ -366,7 +376,7 @@ async def test_a_client_that_comes_back_gets_all_of_the_turn_once(
             assert seqs == list(range(len(seqs)))
 
 
-@pytest.mark.rule("C-011", "C-013")
+@pytest.mark.rule("C-011", "C-013", "W-143")
 @pytest.mark.parametrize("after", ["at once", "when it hears the turn live"])
 async def test_who_asks_again_hears_nothing_until_it_acknowledges_again(
     after: str, clock: object
@@ -400,7 +410,7 @@ async def test_who_asks_again_hears_nothing_until_it_acknowledges_again(
             await tab.ended("r1")
 
 
-@pytest.mark.rule("C-018")
+@pytest.mark.rule("C-018", "W-124", "W-138")
 async def test_a_probe_of_a_queued_turn_is_told_to_wait_then_offered_the_stream(
     clock: object,
 ) -> None:
@@ -439,6 +449,7 @@ class Opener(Talker):
                 yield chunk
 
 
+@pytest.mark.rule("W-135")
 async def test_a_finished_turn_is_replayed_with_its_end(clock: object) -> None:
     async with open_test_kernel(roots=[Talker]) as test:
         async with connected(test.kernel, ME) as tab:
@@ -455,6 +466,7 @@ async def test_a_finished_turn_is_replayed_with_its_end(clock: object) -> None:
             assert late.frames[-1] == last
 
 
+@pytest.mark.rule("W-125")
 async def test_an_error_is_offered_with_the_transcript_to_who_comes(
     clock: object,
 ) -> None:
@@ -476,6 +488,7 @@ async def test_an_error_is_offered_with_the_transcript_to_who_comes(
 # ---- clear and set
 
 
+@pytest.mark.rule("W-107")
 async def test_clear_stops_the_turn_and_forgets_everything(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -496,6 +509,7 @@ async def test_clear_stops_the_turn_and_forgets_everything(clock: object) -> Non
         assert texts(await history(test)) == ["new", "new"]
 
 
+@pytest.mark.rule("W-105")
 async def test_set_messages_upserts_and_never_deletes(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talker]) as test,
@@ -589,6 +603,7 @@ class Adds(AIChatAgent):
         return await self.continue_last_turn()
 
 
+@pytest.mark.rule("W-126", "W-180")
 async def test_a_continuation_goes_on_in_the_last_message_and_is_never_offered(
     clock: object,
 ) -> None:
@@ -770,7 +785,7 @@ async def test_clearing_the_chat_of_a_running_child_ends_the_run_with_an_error(
 # ---- crash
 
 
-@pytest.mark.rule("C-032", "C-035")
+@pytest.mark.rule("C-032", "C-035", "W-139", "W-140")
 async def test_a_turn_goes_on_after_a_crash_as_the_same_turn(clock: object) -> None:
     async with open_test_kernel(roots=[Talker]) as test:
         async with connected(test.kernel, ME) as tab:
@@ -876,6 +891,7 @@ async def test_a_callback_that_fails_does_not_spoil_a_stop(clock: object) -> Non
         assert tab.text("r2") == "two "
 
 
+@pytest.mark.rule("W-151")
 async def test_a_request_that_is_half_stored_restarts_the_tree(clock: object) -> None:
     async with open_test_kernel(roots=[Talker]) as test:
         async with connected(test.kernel, ME) as tab:

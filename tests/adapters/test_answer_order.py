@@ -60,6 +60,7 @@ def places(client: Client) -> list[str]:
     return told
 
 
+@pytest.mark.rule("W-172")
 async def test_who_answers_second_is_told_what_stands(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Clerk]) as test,
@@ -82,6 +83,7 @@ async def test_who_answers_second_is_told_what_stands(clock: object) -> None:
         assert len(tab.of("cf_agent_message_updated")) == 1
 
 
+@pytest.mark.rule("W-182")
 async def test_the_message_of_a_continuation_is_told_once_more_behind_its_end(
     clock: object,
 ) -> None:

@@ -218,7 +218,7 @@ async def parked(test: Harness) -> None:
 # ---- client tools
 
 
-@pytest.mark.rule("C-070", "C-072")
+@pytest.mark.rule("C-070", "C-072", "W-172", "W-178", "W-185")
 async def test_a_client_s_result_goes_on_in_the_same_message_once(
     clock: object, script: Any
 ) -> None:
@@ -251,6 +251,7 @@ async def test_a_client_s_result_goes_on_in_the_same_message_once(
         assert len(STAGE.requests) == 2
 
 
+@pytest.mark.rule("W-180", "W-181", "W-182")
 async def test_a_continuation_is_shown_to_every_client_and_offered_to_none(
     clock: object, script: Any
 ) -> None:
@@ -276,6 +277,7 @@ async def test_a_continuation_is_shown_to_every_client_and_offered_to_none(
         assert kinds[-2:] == ["cf_agent_chat_messages", "cf_agent_use_chat_response"]
 
 
+@pytest.mark.rule("W-181")
 @pytest.mark.limit("continuation_s")
 @pytest.mark.parametrize("asks", [True, False])
 async def test_a_continuation_waits_for_its_client_to_ask_but_not_for_long(
@@ -297,7 +299,7 @@ async def test_a_continuation_waits_for_its_client_to_ask_but_not_for_long(
         await went_on(tab)
 
 
-@pytest.mark.rule("C-070", "C-040")
+@pytest.mark.rule("C-070", "C-040", "W-177", "W-178", "W-179")
 async def test_it_goes_on_when_all_calls_are_answered_across_crash_and_reconnect(
     clock: object, script: Any
 ) -> None:
@@ -327,7 +329,7 @@ async def test_it_goes_on_when_all_calls_are_answered_across_crash_and_reconnect
         ]  # fmt: skip
 
 
-@pytest.mark.rule("C-070")
+@pytest.mark.rule("C-070", "W-178")
 async def test_no_answer_wishes_to_go_on_so_nothing_does(
     clock: object, script: Any
 ) -> None:
@@ -361,7 +363,7 @@ async def test_a_crash_after_the_last_answer_loses_no_continuation(
         assert await last(test) == [("own", "output-available", 1), "So."]
 
 
-@pytest.mark.rule("C-071")
+@pytest.mark.rule("C-071", "W-183")
 async def test_a_result_that_comes_while_the_answer_streams_is_part_of_that_stream(
     clock: object, script: Any
 ) -> None:
@@ -407,6 +409,7 @@ async def test_a_result_between_a_crash_and_the_next_attempt_is_kept(
         assert two[:2] == ("hold", "output-error")
 
 
+@pytest.mark.rule("W-173")
 @pytest.mark.parametrize("name", ["pay", "hold", "none"])
 async def test_what_the_server_runs_takes_no_result_from_a_client(
     clock: object, script: Any, name: str
@@ -429,6 +432,7 @@ async def test_what_the_server_runs_takes_no_result_from_a_client(
             assert shown(told["message"]) == before
 
 
+@pytest.mark.rule("W-174")
 @pytest.mark.limit("tool_output_bytes")
 async def test_a_result_that_is_too_large_is_told_as_an_error(
     clock: object, script: Any
@@ -447,7 +451,7 @@ async def test_a_result_that_is_too_large_is_told_as_an_error(
 # ---- approvals
 
 
-@pytest.mark.rule("C-072")
+@pytest.mark.rule("C-072", "W-111", "W-172", "W-175")
 async def test_an_approved_call_runs_once_and_the_first_word_stands(
     clock: object, script: Any
 ) -> None:
@@ -468,7 +472,7 @@ async def test_an_approved_call_runs_once_and_the_first_word_stands(
         assert part["approval"] == {"id": "approval-c1", "approved": True}
 
 
-@pytest.mark.rule("C-072")
+@pytest.mark.rule("C-072", "W-176")
 async def test_a_denied_call_runs_never_and_the_model_is_told(
     clock: object, script: Any
 ) -> None:
@@ -578,6 +582,7 @@ async def test_a_continuation_that_is_stopped_leaves_nothing_to_run_again(
         assert STAGE.done == ["pay 13 None"]
 
 
+@pytest.mark.rule("W-184")
 async def test_an_approval_after_the_conversation_has_gone_on_runs_nothing(
     clock: object, script: Any
 ) -> None:
@@ -614,6 +619,7 @@ async def test_an_approval_that_comes_while_the_turn_streams_is_carried_out_afte
         ]  # fmt: skip
 
 
+@pytest.mark.rule("W-106")
 async def test_a_client_that_sets_messages_takes_no_decision_back(
     clock: object, script: Any
 ) -> None:
@@ -631,6 +637,7 @@ async def test_a_client_that_sets_messages_takes_no_decision_back(
         assert STAGE.done == ["pay 1 None"]
 
 
+@pytest.mark.rule("W-106")
 @pytest.mark.parametrize("how", ["set", "ask"])
 @pytest.mark.parametrize("state", ["approval-requested", "approval-responded"])
 async def test_a_call_that_a_client_has_made_up_is_never_carried_out(

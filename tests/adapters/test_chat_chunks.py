@@ -165,7 +165,7 @@ async def test_a_chunk_that_is_too_large_is_refused_so_all_that_was_shown_is_sto
             assert (seqs(late, "r1"), bodies(late, "r1")) == ([0, 1, 2], live)
 
 
-@pytest.mark.rule("C-005")
+@pytest.mark.rule("C-005", "W-113")
 async def test_every_reading_has_the_same_chunks_under_the_same_numbers(
     clock: object,
 ) -> None:
@@ -217,7 +217,7 @@ async def test_nobody_is_shown_a_chunk_before_it_is_stored(
             assert bodies(late, "r1")[:2] == bodies(tab, "r1")[:2]
 
 
-@pytest.mark.rule("C-008")
+@pytest.mark.rule("C-008", "W-107", "W-135")
 async def test_what_was_said_before_a_clear_comes_back_in_no_way(clock: object) -> None:
     async with open_test_kernel(roots=[Talk], limits=LAZY) as test:
         async with (

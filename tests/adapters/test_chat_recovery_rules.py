@@ -159,7 +159,7 @@ async def rows(test: Harness, sql: str, *params: Any) -> list[Any]:
 # ---- what is kept of a turn, and when it goes
 
 
-@pytest.mark.rule("C-030")
+@pytest.mark.rule("C-030", "W-101")
 async def test_a_turn_finds_again_all_that_it_was_asked_with(
     clock: object, says: Any
 ) -> None:

@@ -58,7 +58,7 @@ async def more(test: Harness) -> None:
 # ---- who comes while a turn streams
 
 
-@pytest.mark.rule("C-010")
+@pytest.mark.rule("C-010", "W-123")
 async def test_who_comes_in_mid_turn_gets_the_offer_and_no_transcript(
     clock: object,
 ) -> None:
@@ -80,7 +80,7 @@ async def test_who_comes_in_mid_turn_gets_the_offer_and_no_transcript(
             assert later.of("cf_agent_stream_resuming") == []
 
 
-@pytest.mark.rule("C-011")
+@pytest.mark.rule("C-011", "W-133", "W-134")
 @pytest.mark.parametrize("how", ["on connect", "on request", "told to wait first"])
 async def test_who_was_offered_a_turn_hears_nothing_of_it_before_it_acknowledges(
     how: str, clock: object
@@ -119,7 +119,7 @@ async def test_who_was_offered_a_turn_hears_nothing_of_it_before_it_acknowledges
             assert seqs(late, "r1") == seqs(tab, "r1")
 
 
-@pytest.mark.rule("C-013")
+@pytest.mark.rule("C-013", "W-136")
 async def test_a_turn_may_be_offered_twice_and_each_acknowledgement_replays_all_of_it(
     clock: object,
 ) -> None:
@@ -142,7 +142,7 @@ async def test_a_turn_may_be_offered_twice_and_each_acknowledgement_replays_all_
             assert seqs(late, "r1") == [*[0, 1, 2] * 3, 3, 4]
 
 
-@pytest.mark.rule("C-016")
+@pytest.mark.rule("C-016", "W-142")
 async def test_a_client_that_leaves_in_mid_replay_changes_nothing(
     clock: object,
 ) -> None:
@@ -181,7 +181,7 @@ class Slow(Talk):
                 yield chunk
 
 
-@pytest.mark.rule("C-012", "C-018")
+@pytest.mark.rule("C-012", "C-018", "W-132")
 async def test_a_probe_is_answered_by_what_there_is_first_streaming_then_owed_then_failed(
     clock: object,
 ) -> None:
@@ -217,7 +217,7 @@ async def test_a_probe_is_answered_by_what_there_is_first_streaming_then_owed_th
         assert (answer["type"], answer["id"]) == ("cf_agent_stream_resuming", "r3")
 
 
-@pytest.mark.rule("C-012", "C-017")
+@pytest.mark.rule("C-012", "C-017", "W-132", "W-180")
 async def test_a_continuation_is_shown_to_who_asks_and_never_offered_not_even_pending(
     clock: object,
 ) -> None:
@@ -249,7 +249,7 @@ async def test_a_continuation_is_shown_to_who_asks_and_never_offered_not_even_pe
                 assert [f["done"] for f in live] == [False, True]
 
 
-@pytest.mark.rule("C-017")
+@pytest.mark.rule("C-017", "W-192")
 async def test_a_replayed_continuation_says_that_it_is_one_also_after_a_restart(
     clock: object,
 ) -> None:
@@ -280,7 +280,7 @@ async def test_a_replayed_continuation_says_that_it_is_one_also_after_a_restart(
             await test.reopen()
 
 
-@pytest.mark.rule("C-018")
+@pytest.mark.rule("C-018", "W-138")
 async def test_a_turn_that_ends_without_a_word_frees_who_was_told_to_wait(
     clock: object,
 ) -> None:
@@ -299,7 +299,7 @@ async def test_a_turn_that_ends_without_a_word_frees_who_was_told_to_wait(
             assert set(none) == {"type"}  # no answer to a probe, and no word of idle
 
 
-@pytest.mark.rule("C-020a")
+@pytest.mark.rule("C-020a", "W-131")
 async def test_the_id_of_a_probe_is_in_its_answer_and_in_nothing_else(
     clock: object,
 ) -> None:
@@ -335,7 +335,7 @@ async def test_the_id_of_a_probe_is_in_its_answer_and_in_nothing_else(
 # ---- what an acknowledgement gets
 
 
-@pytest.mark.rule("C-014")
+@pytest.mark.rule("C-014", "W-135", "W-137")
 async def test_an_acknowledgement_is_for_its_turn_whichever_streams_now(
     clock: object,
 ) -> None:
@@ -365,7 +365,7 @@ async def test_an_acknowledgement_is_for_its_turn_whichever_streams_now(
             }  # fmt: skip
 
 
-@pytest.mark.rule("C-014", "C-019", "C-021")
+@pytest.mark.rule("C-014", "C-019", "C-021", "W-115", "W-141", "W-159")
 async def test_a_failed_turn_is_replayed_with_what_it_said_then_its_error_then_its_end(
     clock: object,
 ) -> None:
@@ -422,7 +422,7 @@ async def test_a_turn_that_cannot_go_on_after_a_crash_ends_and_is_kept_once(
         assert await history(test) == stored
 
 
-@pytest.mark.rule("C-015")
+@pytest.mark.rule("C-015", "W-140")
 async def test_a_turn_that_goes_on_after_a_crash_leaves_one_message_however_often_taken(
     clock: object,
 ) -> None:
@@ -446,7 +446,7 @@ async def test_a_turn_that_goes_on_after_a_crash_leaves_one_message_however_ofte
 # ---- what is kept for who comes later
 
 
-@pytest.mark.rule("C-019")
+@pytest.mark.rule("C-019", "W-125", "W-141")
 @pytest.mark.parametrize("by", ["a newer turn", "a stopped turn", "a clear"])
 async def test_a_failure_is_offered_to_whoever_comes_until_it_is_old(
     by: str, clock: object
@@ -497,7 +497,7 @@ class House(Agent):
         await self.dynamic_agents.abort(Talk, "t", "to see what comes of it")
 
 
-@pytest.mark.rule("C-020")
+@pytest.mark.rule("C-020", "W-118")
 @pytest.mark.parametrize("then", ["goes on", "is stopped", "is cleared"])
 async def test_that_a_turn_is_recovering_is_told_until_it_goes_on_or_ends(
     then: str, clock: object

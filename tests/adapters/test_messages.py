@@ -17,6 +17,7 @@ def m(message_id: str, role: str = "user") -> dict[str, Any]:
     return {"id": message_id, "role": role, "parts": []}
 
 
+@pytest.mark.rule("W-152", "W-153")
 @pytest.mark.parametrize(
     ("stored", "incoming", "deleted", "put"),
     [
@@ -65,6 +66,7 @@ def test_after_a_merge_every_incoming_message_is_there(
     assert kept | {p["id"] for p in again.put} == set(incoming) or not incoming
 
 
+@pytest.mark.rule("W-163")
 def test_only_user_messages_at_the_end_trail() -> None:
     assert rules.trailing_user_ids([]) == []
     messages = [m("u1"), m("a1", "assistant"), m("u2"), m("u3")]
@@ -85,6 +87,7 @@ ASK = {"type": "tool-input-available", "toolCallId": "c", "toolName": "x", "inpu
 DONE = {"type": "tool-output-available", "toolCallId": "c", "output": 1}
 
 
+@pytest.mark.rule("W-241")
 @pytest.mark.parametrize(
     ("chunks", "ended", "part"),
     [
@@ -109,6 +112,7 @@ def test_a_finished_tool_part_keeps_its_status_and_others_end(
     assert message["parts"] == [part]
 
 
+@pytest.mark.rule("W-241")
 def test_nothing_streams_after_the_end() -> None:
     chunks = [{"type": "text-delta", "id": "t", "delta": "cut"}]
     going = rules.assistant_message("a", chunks, ended=None)
@@ -119,11 +123,13 @@ def test_nothing_streams_after_the_end() -> None:
     assert ended["parts"] == [{"type": "text", "text": "cut", "state": "done"}]
 
 
+@pytest.mark.rule("W-242")
 def test_a_turn_that_showed_nothing_leaves_no_message() -> None:
     chunks = [{"type": "start", "messageId": "a"}, {"type": "start-step"}]
     assert rules.assistant_message("a", chunks, ended="aborted") is None
 
 
+@pytest.mark.rule("W-240")
 def test_metadata_of_all_chunks_is_merged() -> None:
     chunks = [
         {"type": "start", "messageMetadata": {"a": 1, "b": 1}},
@@ -166,6 +172,7 @@ def test_an_input_that_is_no_text_is_shown_as_json() -> None:
     assert rules.input_text({"q": 1}) == '{\n  "q": 1\n}'
 
 
+@pytest.mark.rule("W-239")
 def test_a_tool_call_id_that_was_used_is_replaced_the_same_way_each_time() -> None:
     assert rules.unique_call_id("c7", {"c0"}, "a", 1) == "c7"
     assert rules.unique_call_id("c0", {"c0"}, "a", 1) == "call-a-1"

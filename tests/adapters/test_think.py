@@ -252,6 +252,7 @@ async def test_the_number_of_steps_is_bounded(
         assert len(STAGE.requests) == 3
 
 
+@pytest.mark.rule("W-239")
 async def test_an_id_that_was_used_is_replaced_so_that_each_call_has_its_run(
     clock: object,
     script: Any,

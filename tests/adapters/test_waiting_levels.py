@@ -238,7 +238,7 @@ async def run_ended(test: Harness, run_id: str | None = None) -> AgentToolRun:
 # ---- up to people
 
 
-@pytest.mark.rule("B-11")
+@pytest.mark.rule("B-11", "W-187", "W-188", "W-189")
 async def test_a_question_three_levels_down_is_answered_at_the_top(
     clock: object, script: Any
 ) -> None:
@@ -280,7 +280,7 @@ async def test_a_question_three_levels_down_is_answered_at_the_top(
         assert GATES[0].endswith(f"/sub/leaf/{leaf_run}")
 
 
-@pytest.mark.rule("B-11")
+@pytest.mark.rule("B-11", "W-187", "W-188")
 async def test_every_level_between_may_answer_and_the_first_one_stands(
     clock: object, script: Any
 ) -> None:
@@ -301,6 +301,7 @@ async def test_every_level_between_may_answer_and_the_first_one_stands(
         assert not await boss.approve(question["runId"], "k1", True)
 
 
+@pytest.mark.rule("W-190")
 async def test_who_answers_at_the_child_s_own_address_is_as_good(
     clock: object, script: Any
 ) -> None:
@@ -320,6 +321,7 @@ async def test_who_answers_at_the_child_s_own_address_is_as_good(
         assert DONE == ["Leaf 1"]
 
 
+@pytest.mark.rule("W-187")
 async def test_two_that_ask_at_once_are_told_apart(clock: object, script: Any) -> None:
     two = [ToolCall(id="to-1", name="Leaf", input={"a": 1}),
            ToolCall(id="to-2", name="Leaf", input={"a": 2})]  # fmt: skip
@@ -348,6 +350,7 @@ async def test_two_that_ask_at_once_are_told_apart(clock: object, script: Any) -
             await boss.answer(first, "k2", float)
 
 
+@pytest.mark.rule("W-190")
 async def test_a_parent_without_a_chat_answers_too(clock: object, script: Any) -> None:
     async with kernel() as test, connected(test.kernel, ("Plain", "p")) as tab:
         plain = await test.kernel.get_agent(Plain, "p")
@@ -472,7 +475,7 @@ def test_an_answer_that_was_taken_stands_after_a_crash_at_any_point(
 # ---- who may not
 
 
-@pytest.mark.rule("B-11")
+@pytest.mark.rule("B-11", "W-189")
 @pytest.mark.parametrize("who", ["readonly", "a gate", "nobody", "another call"])
 async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
     name = "reader" if who == "readonly" else "c"
@@ -502,6 +505,7 @@ async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
         assert len(await boss.asked()) == 1
 
 
+@pytest.mark.rule("W-186")
 async def test_a_readonly_client_answers_nothing_of_its_own_agent_either(
     clock: object, script: Any
 ) -> None:

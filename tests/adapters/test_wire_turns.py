@@ -235,6 +235,39 @@ async def test_the_first_start_names_the_message_and_the_finish_stays_what_it_is
         assert (message["id"], message["metadata"]) == ("own", {"a": 1})
 
 
+ODD: list[Chunk] = [
+    {"type": "glow", "own": [1, None], "é": "\u2028 and 🦉"},
+    {"type": "text-start", "id": "t", "more": {"deep": 1.5}},
+    {"type": "reset-step"},
+]
+
+
+class Odd(AIChatAgent):
+    """Says chunks that no client knows."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        for chunk in ODD:
+            yield chunk
+
+
+@pytest.mark.rule("W-238")
+async def test_what_an_author_says_goes_out_as_it_is(clock: object) -> None:
+    path = ("Odd", "a")
+    async with (
+        open_test_kernel(roots=[Odd]) as test,
+        connected(test.kernel, path) as tab,
+    ):
+        tab.chat("r1", user("u1", "go"))
+        await tab.ended("r1")
+        assert tab.chunks("r1") == [{"type": "start", "messageId": "msg-r1"}, *ODD]
+        async with connected(test.kernel, path) as late:
+            late.send("cf_agent_stream_resume_ack", id="r1")
+            await late.ended("r1")
+            assert late.chunks("r1") == tab.chunks("r1")
+        kinds = [p["type"] for p in late.frames[0]["messages"][-1]["parts"]]
+        assert kinds == ["text"]
+
+
 @pytest.mark.rule("W-168")
 async def test_a_turn_that_the_agent_asks_for_is_told_to_everybody(
     clock: object,
@@ -257,7 +290,7 @@ async def test_a_turn_that_the_agent_asks_for_is_told_to_everybody(
             assert len({f["id"] for f in told if "body" in f}) == 1
 
 
-@pytest.mark.rule("W-164")
+@pytest.mark.rule("W-164", "W-116")
 async def test_no_transcript_lacks_a_question_that_was_taken(clock: object) -> None:
     async with (
         open_test_kernel(roots=[Talk]) as test,
@@ -277,6 +310,8 @@ async def test_no_transcript_lacks_a_question_that_was_taken(clock: object) -> N
             ["u-r1", "msg-r1", "u-r2"],
             ["u-r1", "msg-r1", "u-r2", "msg-r2"],
         ]
+        told = [f.get("connect") for f in other.of("cf_agent_chat_messages")]
+        assert told == [True, None, None, None, None]
         # each before the end of the turn that made it
         places = [f.get("id") if f.get("done") else f["type"] for f in other.frames]
         assert places[places.index("r1") - 1] == "cf_agent_chat_messages"

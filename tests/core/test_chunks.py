@@ -27,7 +27,7 @@ def one_by_one(chunks: list[Any]) -> list[Any]:
     return parts
 
 
-@pytest.mark.rule("T-306")
+@pytest.mark.rule("T-306", "W-236")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_parts_are_those_of_the_clients_reducer(case: dict) -> None:
     expected = case["agents"]["parts"]

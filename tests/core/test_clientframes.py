@@ -50,6 +50,7 @@ def test_state_keeps_its_json() -> None:
     assert bytes(frame.state) == b'{"n": 1}'
 
 
+@pytest.mark.rule("W-109", "W-110", "W-111")
 @pytest.mark.parametrize(
     ("frame", "expected"),
     [
@@ -79,12 +80,14 @@ def test_each_kind(frame: dict, expected: object) -> None:
     assert decode_client_frame(json.dumps(frame)) == expected
 
 
+@pytest.mark.rule("W-110")
 def test_an_absent_output_is_not_null() -> None:
     frame = decode_client_frame('{"type":"cf_agent_tool_result","toolCallId":"c"}')
     assert isinstance(frame, ToolResult)
     assert frame.output is msgspec.UNSET
 
 
+@pytest.mark.rule("W-101")
 def test_a_chat_request_is_json_in_json() -> None:
     frame = decode_client_frame(
         request(
@@ -105,6 +108,7 @@ def test_a_chat_request_is_json_in_json() -> None:
     )
 
 
+@pytest.mark.rule("W-102")
 @pytest.mark.parametrize(
     "text",
     [
@@ -129,6 +133,7 @@ def test_an_unusable_chat_frame_is_ignored_with_a_reason(text: str) -> None:
     assert frame.why
 
 
+@pytest.mark.rule("W-112")
 @pytest.mark.parametrize(
     "text",
     [

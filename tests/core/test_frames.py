@@ -30,7 +30,7 @@ def ended(status: str, **more: object) -> AgentToolRun:
     )
 
 
-@pytest.mark.rule("T-062")
+@pytest.mark.rule("T-062", "W-201", "W-204")
 def test_the_bytes_of_the_frames_of_a_run() -> None:
     assert frames.started(RUN) == (
         '{"type":"agent-tool-event","parentToolCallId":"call-1","sequence":0,"event":'
@@ -53,6 +53,7 @@ def test_the_bytes_of_the_frames_of_a_run() -> None:
     )
 
 
+@pytest.mark.rule("W-204")
 @pytest.mark.parametrize(
     ("run", "event"),
     [
@@ -84,7 +85,7 @@ def test_a_running_row_has_no_terminal() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@pytest.mark.rule("I-19")
+@pytest.mark.rule("I-19", "W-201", "W-203")
 @given(texts, texts | st.none(), texts, st.integers(1, 1 << 40))
 def test_replay_differs_by_its_mark_only(
     run_id: str, call: str | None, delta: str, sequence: int
@@ -101,6 +102,7 @@ def test_replay_differs_by_its_mark_only(
     assert frame["event"] == {"kind": "chunk", "runId": run_id, "body": body}
 
 
+@pytest.mark.rule("W-203")
 @pytest.mark.parametrize("make", [frames.started, lambda r, **k: frames.terminal(
     ended("completed", summary=r.agent_type), **k)])  # fmt: skip
 def test_lifecycle_events_have_equal_bytes_live_and_in_replay(make) -> None:
@@ -126,6 +128,7 @@ def test_a_client_folds_our_frames_into_the_run() -> None:
     assert state.runs_by_id == {}
 
 
+@pytest.mark.rule("W-114", "W-117", "W-118")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

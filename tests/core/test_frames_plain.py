@@ -10,6 +10,7 @@ from culet.kernel.core import frames
 from culet.kernel.core.run import AgentToolRun
 
 
+@pytest.mark.rule("W-204")
 def test_a_run_without_preview_and_display_has_no_such_keys() -> None:
     frame = json.loads(
         frames.started(AgentToolRun(run_id="r", agent_type="A", order=1))
@@ -43,6 +44,7 @@ def test_live_frames_are_not_marked_as_replay() -> None:
     assert json.loads(frames.chunk_frame("r", None, 1, literal, True))["replay"] is True
 
 
+@pytest.mark.rule("W-114")
 def test_a_plain_frame_of_a_turn_has_three_keys_and_done() -> None:
     frame = json.loads(frames.chat_response_frame("q", frames.literal("{}")))
 

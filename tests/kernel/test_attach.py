@@ -45,7 +45,7 @@ def leave(peer: RecordingPeer) -> None:
     peer.connection.closed(1001, "", was_clean=True)
 
 
-@pytest.mark.rule("B-03", "T-237", "T-230")
+@pytest.mark.rule("B-03", "T-237", "T-230", "W-211")
 async def test_who_comes_back_in_mid_run_gets_the_rest_once_without_a_gap(
     clock: object,
 ) -> None:
@@ -75,7 +75,7 @@ async def test_who_comes_back_in_mid_run_gets_the_rest_once_without_a_gap(
         assert not any("replay" in f for f in run_frames(second, "r")[2:])
 
 
-@pytest.mark.rule("B-03", "T-237", "T-231")
+@pytest.mark.rule("B-03", "T-237", "T-231", "W-211")
 async def test_of_runs_that_a_client_has_whole_nothing_is_sent(
     clock: object,
 ) -> None:
@@ -98,7 +98,7 @@ async def test_of_runs_that_a_client_has_whole_nothing_is_sent(
         assert run_frames(third) == []
 
 
-@pytest.mark.rule("B-03", "T-237", "B-17")
+@pytest.mark.rule("B-03", "T-237", "B-17", "W-212")
 async def test_what_was_cleared_meanwhile_is_told_and_what_took_its_id_begins_anew(
     clock: object,
 ) -> None:
@@ -124,7 +124,7 @@ async def test_what_was_cleared_meanwhile_is_told_and_what_took_its_id_begins_an
         assert folded(first, second) == folded(whole)
 
 
-@pytest.mark.rule("T-237")
+@pytest.mark.rule("T-237", "W-211")
 @pytest.mark.parametrize(
     "query",
     ["", "_runs=", "_runs=nonsense", '_runs=[["r",1,1]', "_runs=[[1,2,3]]", "other=1"],

@@ -123,7 +123,7 @@ def _decoded(text: str) -> dict[str, Any]:
 # ---- reports
 
 
-@pytest.mark.rule("T-211", "T-212", "T-218")
+@pytest.mark.rule("T-211", "T-212", "T-218", "W-207")
 @pytest.mark.parametrize("detached", [False, True])
 async def test_a_report_is_one_chunk_of_the_childs_stream(
     detached: bool, clock: object
@@ -276,7 +276,7 @@ async def test_reports_are_bounded_in_size_and_milestones_in_number(
         assert (run.status, run.n) == ("completed", 5)
 
 
-@pytest.mark.rule("T-215", "T-223", "T-224")
+@pytest.mark.rule("T-215", "T-223", "T-224", "W-206", "W-207")
 async def test_milestones_are_numbered_never_coalesced_and_after_what_came_before(
     clock: object,
 ) -> None:

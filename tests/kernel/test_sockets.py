@@ -357,6 +357,7 @@ async def test_deleting_a_facet_closes_its_clients(clock: object) -> None:
 
 
 @pytest.mark.rule("I-17", "T-065", "T-066", "T-226", "T-229", "T-230", "T-235")
+@pytest.mark.rule("W-202", "W-209")
 @pytest.mark.parametrize("after", [0, 1.5, 3.5, 99])
 async def test_whenever_a_client_comes_it_sees_the_same(
     after: float, clock: object
@@ -449,7 +450,7 @@ async def test_a_settled_run_that_is_not_durable_is_not_shown(clock: object) -> 
             assert shown[frame["sequence"]] == frame["event"]
 
 
-@pytest.mark.rule("I-10")
+@pytest.mark.rule("I-10", "W-213")
 async def test_refused_runs_show_under_an_id_that_is_never_stored(
     clock: object,
 ) -> None:

@@ -64,7 +64,7 @@ async def test_numbers_advance_with_nobody_watching(clock: object) -> None:
         assert [f["sequence"] for f in run_frames(late)] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.rule("T-068", "T-068a", "T-216", "T-070")
+@pytest.mark.rule("T-068", "T-068a", "T-216", "T-070", "W-202", "W-206")
 async def test_progress_has_its_number_like_any_word_live_replayed_and_after_a_crash(
     clock: object,
 ) -> None:

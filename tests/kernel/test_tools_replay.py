@@ -38,7 +38,7 @@ class Choosy(Top):
         return bool(ctx.identity != "raw")
 
 
-@pytest.mark.rule("T-226", "T-235")
+@pytest.mark.rule("T-226", "T-235", "W-208")
 async def test_runs_are_replayed_in_the_order_of_their_start_to_that_client_only(
     clock: object,
 ) -> None:
@@ -158,7 +158,7 @@ async def test_a_replay_wakes_no_facet(clock: object) -> None:
         assert test.find([("Top", "a"), ("HangsLater", "r")]) is None
 
 
-@pytest.mark.rule("T-233")
+@pytest.mark.rule("T-233", "W-215")
 async def test_who_declined_hears_of_no_run_live_or_replayed(clock: object) -> None:
     async with opened(root=Choosy) as test:
         me = await top(test, Choosy)
@@ -175,7 +175,7 @@ async def test_who_declined_hears_of_no_run_live_or_replayed(clock: object) -> N
         assert raw.out == []
 
 
-@pytest.mark.rule("T-234")
+@pytest.mark.rule("T-234", "W-214")
 async def test_clients_of_a_facet_get_no_frames_of_its_parent(clock: object) -> None:
     async with opened() as test:
         me = await top(test)
@@ -190,7 +190,7 @@ async def test_clients_of_a_facet_get_no_frames_of_its_parent(clock: object) -> 
         assert frames_of(inside, "cf_agent_identity")[0]["name"] == "r"
 
 
-@pytest.mark.rule("T-236")
+@pytest.mark.rule("T-236", "W-209")
 async def test_the_same_client_after_a_reconnect_has_nothing_twice(
     clock: object,
 ) -> None:
@@ -236,7 +236,7 @@ async def test_a_replay_to_a_socket_that_closes_ends_quietly(
         assert all(not s.views[0].peers for s in tree_of(test).streams._open.values())
 
 
-@pytest.mark.rule("T-063", "T-064", "T-310")
+@pytest.mark.rule("T-063", "T-064", "T-310", "W-238")
 async def test_chunks_are_sent_one_by_one_as_they_were_said(clock: object) -> None:
     odd = [
         {"type": "text-delta", "id": "t", "delta": 'quotes " and \\ and \u2028 and 🦉'},

@@ -435,7 +435,7 @@ async def test_a_silent_facet_gives_its_asker_no_credit(clock: object) -> None:
 # ---- what clients see of it
 
 
-@pytest.mark.rule("T-069", "T-062")
+@pytest.mark.rule("T-069", "T-062", "W-202")
 async def test_numbers_go_on_after_a_crash_in_the_middle(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

@@ -180,7 +180,7 @@ def test_the_model_is_told_when_asking_again_may_help() -> None:
     assert told(status="error", error="x")["retryable"] is False
 
 
-@pytest.mark.rule("T-101")
+@pytest.mark.rule("T-101", "W-204")
 async def test_the_summary_on_the_wire_is_never_null(clock: object) -> None:
     async with opened() as test:
         me = await top(test)

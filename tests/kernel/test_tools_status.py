@@ -196,7 +196,7 @@ async def test_what_comes_late_reads_who_was_first(clock: object) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.rule("T-039")
+@pytest.mark.rule("T-039", "W-216")
 def test_a_client_knows_no_run_that_has_not_started() -> None:
     event = {"kind": "started", "runId": "r", "agentType": "Kid", "order": 0}
     frame = {"type": "agent-tool-event", "sequence": 0, "event": event}
