@@ -22,7 +22,16 @@ from culet.adapters.model import (
     Usage,
 )
 from culet.adapters.spending import TOOLS_TOKENS, cost, input_bound, micros
-from culet.kernel import Agent, AgentToolRun, Budget, Chunk, Spent, Turn, agent_tool
+from culet.kernel import (
+    Agent,
+    AgentToolRun,
+    Budget,
+    Chunk,
+    Limits,
+    Spent,
+    Turn,
+    agent_tool,
+)
 from culet.kernel.core.limits import AMOUNT_MAX
 from culet.kernel.errors import CuletError
 from culet.kernel.testing import open_test_kernel
@@ -88,11 +97,28 @@ def _fresh() -> None:
     ASKED.clear()
 
 
-async def ask(model: Any, budget: dict[str, int] | None) -> AgentToolRun:
+async def ask(
+    model: Any, budget: dict[str, int] | None, limits: Limits | None = None
+) -> AgentToolRun:
     Writer.the_model = model
-    async with open_test_kernel(roots=[Boss], facets=[Writer]) as test:
+    async with open_test_kernel(roots=[Boss], facets=[Writer], limits=limits) as test:
         boss = await test.kernel.get_agent(Boss, "a")
         return await boss.ask(budget)
+
+
+@pytest.mark.limit("model_tokens")
+async def test_a_model_without_a_bound_has_model_tokens_under_a_budget(
+    clock: object,
+) -> None:
+    limits = Limits(model_tokens=50)
+    whole = await ask(Meter(50), {"tokens": 1_000}, limits)
+    assert (whole.status, ASKED[-1].max_tokens) == ("completed", 50)
+    await ask(Meter(50, max_tokens=70), {"tokens": 1_000}, limits)
+    assert ASKED[-1].max_tokens == 70, "its own counts"
+    await ask(Meter(51), {"tokens": 1_000}, limits)
+    assert ASKED[-1].max_tokens == 50
+    await ask(Meter(51), None, limits)
+    assert ASKED[-1].max_tokens is None, "nothing to be kept"
 
 
 async def test_the_model_is_told_how_much_it_may_say_and_half_an_answer_is_none(

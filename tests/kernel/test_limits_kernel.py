@@ -16,7 +16,7 @@ from culet.kernel.errors import CapacityError, EffectFailed, EffectUncertain
 from culet.kernel.http import Request
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import raises, settle, tree_of
-from kernel.peers import connect, frames_of
+from kernel.peers import RecordingPeer, connect, frames_of
 from kernel.toolkit import Kid, forget, opened, say, top
 
 HEARD: list[Any] = []
@@ -346,3 +346,121 @@ async def test_of_many_roots_that_are_due_so_many_are_opened_at_once(
         trio.lowlevel.remove_instrument(watch)
         assert sorted(HEARD) == list("abcdefgh")
         assert most == 3
+
+
+# ---- pages
+
+
+@pytest.mark.limit("replay_page_bytes")
+async def test_a_page_of_replay_ends_at_replay_page_bytes(clock: object) -> None:
+    async with opened(limits=Limits(replay_page_bytes=1000)) as test:
+        me = await top(test)
+        await me.run_agent_tool(Kid, [["say", "x" * 50]] * 40, run_id="r")
+        pages: list[int] = []
+        largest = 0
+
+        class Pages(RecordingPeer):
+            def wake(self) -> None:
+                nonlocal largest
+                while self.connection is not None and not self._held:
+                    blob = self.connection.pull()
+                    if blob is None:
+                        return
+                    self.out += blob.texts
+                    sizes = [len(text) for text in blob.texts]
+                    pages.append(sum(sizes))
+                    largest = max(largest, *sizes)
+
+        client = await connect(test, peer=Pages)
+        await settle()
+        assert len(frames_of(client, "agent-tool-event")) == 42
+        assert all(1000 <= size < 1000 + largest for size in pages[:-1])
+        assert len(pages) > 5
+
+
+@pytest.mark.limit("feed_bytes")
+async def test_a_page_of_a_feed_has_feed_bytes_of_bodies(clock: object) -> None:
+    async with opened(limits=Limits(feed_bytes=400)) as test:
+        me = await top(test)
+        await me.run_agent_tool(Kid, [["say", "x" * 90]] * 20, run_id="r")
+        await me.durable()
+        feed = me.runs.feed()
+        most = 0
+        seen = 0
+        async for entry in feed:
+            seen += 1
+            page = [entry, *feed._page]
+            bodies = [json.loads(e.text)["event"].get("body", "") for e in page]
+            most = max(most, sum(map(len, bodies)))
+        assert seen == 22
+        assert 250 < most <= 400
+
+
+# ---- time
+
+
+@pytest.mark.limit("clock_check_s")
+async def test_a_clock_that_was_set_is_seen_within_clock_check_s(
+    clock: object,
+) -> None:
+    class Late(Agent):
+        async def tick(self, payload: Any, schedule: Any) -> None:
+            HEARD.append(trio.current_time())
+
+    limits = Limits(clock_check_s=10)
+    async with open_test_kernel(roots=[Late], limits=limits) as test:
+        await test.kernel.get_agent(Late, "a")
+        agent = test.find([("Late", "a")]).agent  # type: ignore[union-attr]
+        await agent.schedule(3600, "tick")
+        await test.advance(1)
+        start = trio.current_time()
+        test.clock.jump(3600)
+        await test.advance(12)
+        assert 5 < HEARD[0] - start <= 10, "at the next look, not before"
+
+
+@pytest.mark.limit("revoke_s")
+async def test_who_is_let_go_of_and_does_not_close_is_dropped_after_revoke_s(
+    clock: object,
+) -> None:
+    class Stubborn(RecordingPeer):
+        asked: tuple[int, str] | None = None
+
+        def close(self, code: int, reason: str, stamp: int) -> None:
+            self.asked = (code, reason)
+
+    async with opened(limits=Limits(revoke_s=5)) as test:
+        await top(test)
+        meant = await connect(test, peer=Stubborn, identity="u")
+        other = await connect(test, label="o", identity="v")
+        assert test.kernel.revoke("u") == 1
+        assert isinstance(meant, Stubborn)
+        assert meant.asked is not None
+        await trio.sleep(4.9)
+        assert meant.closed is None
+        await trio.sleep(0.2)
+        assert meant.closed is not None
+        assert meant.closed[0] == 1006
+        assert other.closed is None
+
+
+# ---- ledgers
+
+
+@pytest.mark.limit("effect_tools")
+async def test_of_settled_tool_calls_effect_tools_stay_listed(clock: object) -> None:
+    async with shop(effect_tools=5) as test:
+        me = await owner(test)
+        tree = tree_of(test, "Shop")
+        sql = (
+            "INSERT INTO effect (owner, kind, name, key, digest, policy, attempt,"
+            " status, began_at, settled_at)"
+            " VALUES (?, 'tool', 't', ?, '', 'ask', 1, 'completed', ?, ?)"
+        )
+        with tree.transaction():
+            for n in range(9):
+                tree.db.execute(sql, (tree.root_slot, str(n), n, n))
+        for n in range(20):  # now and then it is looked at
+            await me.buy(n, f"k{n}")
+        left = tree.db.execute("SELECT key FROM effect WHERE kind = 'tool' ORDER BY 1")
+        assert [key for (key,) in left] == ["4", "5", "6", "7", "8"]

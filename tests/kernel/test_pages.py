@@ -67,6 +67,21 @@ def test_what_is_found_was_kept_there_and_all_of_it_is_bounded(ops) -> None:
     assert pages.size == 0, "what is gone is counted no more"
 
 
+@pytest.mark.limit("shared_pages_bytes")
+async def test_the_pages_of_a_kernel_have_shared_pages_bytes(clock: object) -> None:
+    page = Page(Blob("x" * 900), 1, None)
+    one = Pages(1 << 20)
+    one.keep(Place(1, "a", "r", 0), page)
+    for room, kept in ((3 * one.size, 3), (3 * one.size - 1, 2)):
+        async with opened(limits=Limits(shared_pages_bytes=room)) as test:
+            pages = test.kernel.pages
+            places = [Place(9, "a", "r", n) for n in range(3)]
+            for place in places:
+                pages.keep(place, page)
+            assert sum(pages.find(place, 1) is page for place in places) == kept
+            assert pages.find(places[-1], 1) is page, "the oldest make room"
+
+
 def read(streams: Streams, cursor: Cursor, page: int = PAGE) -> list[Blob]:
     """Read a run to where it is now, as a client does that has none of it."""
     out, over = [], False

@@ -355,6 +355,18 @@ async def test_a_tail_that_is_silent_repeats_itself_or_breaks_loses_nothing(
         assert texts(await top.frames("r")) == ["one", "two"]
 
 
+@pytest.mark.limit("adapter_silence_s")
+async def test_a_tail_that_is_silent_is_left_after_adapter_silence_s(
+    clock: object,
+) -> None:
+    async with kernel(limits=Limits(adapter_silence_s=3.0)) as test:
+        top = await parent(test)
+        start = trio.current_time()
+        run = await top.ask("Silent", "r", prompt("one two"))
+        assert run.status == "completed"
+        assert 3.0 <= trio.current_time() - start < 3.5, "then somebody looks"
+
+
 @pytest.mark.parametrize(
     ("status", "told"),
     [

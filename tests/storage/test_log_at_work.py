@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,25 @@ class Writer(Agent):
     async def note_and_wait(self, text: str) -> None:
         await self.note(text)
         await self.durable()
+
+
+@pytest.mark.limit("segment_bytes")
+def test_a_segment_is_left_in_time_and_none_is_larger(tmp_path: Path) -> None:
+    size = 64 << 10
+    store = opened(str(tmp_path), limits=Limits(segment_bytes=size))
+    tree = store.open_tree(KEY, level="power")
+    add_node(tree, "s")
+    filled = []
+    for number in range(200):
+        tree.agent("s").execute(NOTE, (f"k{number}", "x"))
+        barrier(tree)
+        filled.append((tree.log.segment, tree.log._filled))
+    folder = next(path.parent for path in tmp_path.rglob("log*"))
+    assert {path.stat().st_size for path in folder.glob("log*")} == {size}
+    assert filled[-1][0] > 3, "it went on in the next one"
+    last = [most for (at, most), (after, _) in pairwise(filled) if after > at]
+    assert all(size * 3 // 4 < most <= size for most in last)
+    store.close()
 
 
 @pytest.mark.limit("linger_s")

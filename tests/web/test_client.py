@@ -236,6 +236,66 @@ async def test_runs_are_folded_as_a_fresh_replay_would():
         assert seen == {f"r{i}": list(range(7)) for i in range(3)}
 
 
+@pytest.mark.limit("client_message_bytes")
+async def test_a_message_to_a_client_has_client_message_bytes():
+    limits = Limits(client_message_bytes=20_000, reconnect_base_s=0.01)
+    async with running() as server, connect(server.url(), limits=limits) as agent:
+        events = agent.events()
+        with trio.fail_after(5):
+            await agent.call("tell", "x" * 20_000, 1)
+            assert await anext(events) == Message(data="x" * 20_000)
+            with pytest.raises(ConnectionLost):
+                await agent.call("tell", "x" * 20_001, 1)
+            lost = await anext(events)
+            assert isinstance(lost, Disconnected)
+            assert lost.code == 1009
+            await agent.until(lambda a: a.connections >= 2)
+        assert await agent.call("ping", "back") == "back"
+
+
+@pytest.mark.limit("reconnect_base_s", "reconnect_max_s")
+async def test_a_client_comes_back_ever_later_and_never_later_than_that():
+    limits = Limits(reconnect_base_s=0.01, reconnect_max_s=0.05, reconnect_calm_s=1e9)
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(proxy.url(), limits=limits) as agent,
+    ):
+        events = agent.events()
+        proxy.accepts = False
+        proxy.cut()
+        for most in (0.01, 0.02, 0.04, 0.05, 0.05):
+            with trio.fail_after(5):
+                lost = await anext(events)
+            assert isinstance(lost, Disconnected)
+            assert most / 2 <= lost.retry_in_s <= most
+
+
+@pytest.mark.limit("reconnect_calm_s")
+@pytest.mark.parametrize(("calm_s", "begins_anew"), [(1e9, False), (1e-9, True)])
+async def test_a_connection_that_lasted_begins_the_back_off_anew(calm_s, begins_anew):
+    limits = Limits(
+        reconnect_base_s=0.001, reconnect_max_s=64.0, reconnect_calm_s=calm_s
+    )
+    async with (
+        running() as server,
+        wire(server.port) as proxy,
+        connect(proxy.url(), limits=limits) as agent,
+    ):
+        events = agent.events()
+        waits: list[float] = []
+        with trio.fail_after(10):
+            for number in range(2, 6):
+                proxy.cut()
+                while not isinstance(event := await anext(events), Disconnected):
+                    pass
+                waits.append(event.retry_in_s)
+                await agent.until(lambda a, n=number: a.connections >= n)
+        mosts = [0.001] * 4 if begins_anew else [0.001, 0.002, 0.004, 0.008]
+        for wait, most in zip(waits, mosts, strict=True):
+            assert most / 2 <= wait <= most
+
+
 @pytest.mark.limit("client_events")
 async def test_a_slow_reader_of_events_is_told_what_it_missed_and_delays_nobody():
     limits = Limits(client_events=8)

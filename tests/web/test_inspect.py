@@ -436,6 +436,38 @@ async def looks(inspector: Inspector) -> int:
     return inspector.readers
 
 
+@pytest.mark.limit("inspect_events")
+def test_a_reader_that_does_not_take_keeps_the_newest_events() -> None:
+    ring = Ring(3)
+    for line in (b"1", b"2", b"3"):
+        ring.put(line)
+    assert (ring.lost, ring.take()) == (0, b"data: 1\n\ndata: 2\n\ndata: 3\n\n")
+    for line in (b"4", b"5", b"6", b"7"):
+        ring.put(line)
+    assert ring.lost == 1
+    assert ring.take().startswith(b"event: lost\ndata: 1\n\ndata: 5\n\n")
+    assert ring.lost == 0
+
+
+@pytest.mark.limit("inspect_events")
+async def test_the_ring_of_a_reader_has_inspect_events() -> None:
+    async with desk("own", Limits(inspect_events=7)) as seen:
+        ring = seen.inspector._hubs[0]._join()
+        assert ring._lines.maxlen == 7
+        seen.inspector._hubs[0]._leave(ring)
+
+
+@pytest.mark.limit("inspect_body_bytes")
+async def test_what_the_inspector_is_asked_has_inspect_body_bytes() -> None:
+    asked = json.dumps({"root": ["Office", "o"], "act": "retry", "id": 99}).encode()
+    async with desk("own", Limits(inspect_body_bytes=200)) as seen:
+        await seen.office()
+        fits = await seen.post(asked.ljust(200))
+        assert fits[0] != 413
+        assert (await seen.post(asked.ljust(199)))[0] == fits[0]
+        assert (await seen.post(asked.ljust(201)))[0] not in (fits[0], 500)
+
+
 @pytest.mark.limit("inspect_readers")
 async def test_only_so_many_read_the_events() -> None:
     async with desk("own", Limits(inspect_readers=1)) as seen:

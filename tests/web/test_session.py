@@ -153,6 +153,17 @@ def test_a_client_whose_outbox_is_full_is_cut_once() -> None:
     assert notes == ["ready", "ready", "outbox full"]
 
 
+@pytest.mark.limit("write_bytes")
+def test_at_once_a_client_is_written_write_bytes() -> None:
+    session, _, _ = new(Limits(write_bytes=400))
+    for letter in "abcde":
+        session.push(Blob(letter * 100), 0)
+    assert [text[0] for text in texts(session)] == ["a", "b", "c", "d"]
+    assert session.waiting
+    assert [text[0] for text in texts(session)] == ["e"]
+    assert not session.waiting
+
+
 def test_replay_is_pulled_only_while_there_is_room() -> None:
     session, _, notes = new(Limits(outbox_bytes=400))
     pages = Pages(5, 60)
