@@ -55,9 +55,7 @@ def test_what_is_not_proven_has_a_reason(group: matrix.Group) -> None:
     assert all(line.reason for line in group.lines if line.status != "open")
 
 
-@pytest.mark.parametrize(
-    ("name", "paper"), [("W", "wire.md"), ("W B", "wire-chat.md")]
-)
+@pytest.mark.parametrize(("name", "paper"), [("W", "wire.md"), ("W B", "wire-chat.md")])
 def test_the_paper_of_the_wire_has_each_of_its_rules_once(
     name: str, paper: str
 ) -> None:

@@ -230,6 +230,12 @@ class Note(Agent):
     async def where(self) -> list[str]:
         return [step.name for step in self.self_path]
 
+    @rpc
+    async def spell(self) -> AsyncIterator[Any]:
+        for letter in self.name:
+            yield letter
+        yield Final(len(self.name))
+
 
 class Supervisor(Agent):
     initial_state = {"n": 0}

@@ -7,10 +7,13 @@ import { after, test } from "node:test";
 
 import { closeDocument, mount } from "./hooks.mjs"; // first: it makes the document
 
+import { AgentClient } from "agents/client";
 import { useAgent, useAgentToolEvents } from "agents/react";
 import { applyChunkToParts } from "agents/chat";
 import { useAgentChat } from "@cloudflare/ai-chat/react";
+import { useChat as useSdkChat } from "@ai-sdk/react";
 import { DefaultChatTransport, readUIMessageStream } from "ai";
+import WebSocket from "ws";
 
 const URL_GIVEN = process.env.CULET_URL;
 const host = URL_GIVEN ? new URL(URL_GIVEN).host : "";
@@ -46,7 +49,29 @@ const stored = async (name) => said({ messages: await get(name) });
 const plain = (value) => JSON.parse(JSON.stringify(value));
 const neverFailed = (tab) => assert.equal(tab.seen.some(({ status }) => status === "error"), false);
 
-// ----------------------------------------------------------------------------- useAgent
+// ---------------------------------------------------------------- AgentClient, useAgent
+
+test("W-251: AgentClient reaches an agent below by its path", options, async (t) => {
+  const name = fresh("path");
+  const open = (path) => {
+    const client = new AgentClient({ agent: "Supervisor", name, host, WebSocket, ...QUICK, path });
+    t.after(() => client.close());
+    return client;
+  };
+  await open(undefined).ready;
+  const [one, two] = [open("sub/note/a%2Fb"), open("sub/note/a%2Fb")];
+  await Promise.all([one.ready, two.ready]);
+  const letters = [];
+
+  assert.deepEqual([one.name, one.agent, one.state], ["a/b", "note", { n: 0 }]);
+  assert.deepEqual(await one.call("where", []), [name, "a/b"]);
+  assert.equal(await one.call("spell", [], { onChunk: (letter) => letters.push(letter) }), 3);
+  assert.deepEqual(letters, ["a", "/", "b"]);
+  const told = new Promise((resolve) => two.addEventListener("message", resolve));
+  one.setState({ n: 1 });
+  await told;
+  assert.deepEqual(two.state, { n: 1 });
+});
 
 test("W-252: useAgent reaches an agent below by `sub`, its state, its calls and its streams", options, async (t) => {
   const name = fresh("below");
@@ -57,6 +82,9 @@ test("W-252: useAgent reaches an agent below by `sub`, its state, its calls and 
   const two = await tabOf(t, useDesk(name, { sub }));
 
   assert.deepEqual(await one.now().agent.call("where", []), [name, "a/b c", "deep"]);
+  const letters = [];
+  assert.equal(await one.now().agent.call("spell", [], { onChunk: (letter) => letters.push(letter) }), 4);
+  assert.deepEqual(letters, [..."deep"]);
   one.now().agent.setState({ n: 3 });
   await two.until("the other's state", ({ agent }) => agent.state?.n === 3);
   assert.deepEqual(upper.now().agent.state, { n: 0 });
@@ -173,6 +201,31 @@ test("W-160: who asked behind a turn that was cleared is told that his is skippe
   assert.deepEqual(await stored(name), []);
   other.now().sendMessage({ text: "again" });
   await other.until("the next answer", over);
+});
+
+test("W-255: stop of `useChat` ends what its tab shows and not the turn, which it may take up again", options, async (t) => {
+  const name = fresh("leave");
+  const api = `${URL_GIVEN}/agents/chat-bot/${name}/chat`;
+  const open = (more = {}) => {
+    const tab = mount(() => useSdkChat({ id: "c", transport: new DefaultChatTransport({ api }), ...more }));
+    t.after(tab.unmount);
+    return tab;
+  };
+  const tab = open();
+  await tab.until("mounted", () => true);
+  tab.now().sendMessage({ text: "go" });
+  await tab.until("words", (value) => lastText(value).includes("w3"));
+
+  await tab.now().stop();
+  await tab.until("ready", ({ status }) => status === "ready");
+  const shown = lastText(tab.now());
+  assert.ok(shown.length < REPLY.length);
+  const again = open({ resume: true, messages: await get(name) });
+  await again.until("all of it", (value) => value.status === "ready" && lastText(value) === REPLY);
+
+  assert.equal(lastText(tab.now()), shown);
+  assert.deepEqual(await stored(name), [["user", "go"], ["assistant", REPLY]]);
+  assert.deepEqual(said(again.now()), await stored(name));
 });
 
 // --------------------------------------------------------------------------------- runs

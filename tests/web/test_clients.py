@@ -79,7 +79,7 @@ def generation(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return ("--import", "./older.mjs") if request.param == "older" else ()
 
 
-@pytest.mark.rule("W-009", "W-065", "W-099")
+@pytest.mark.rule("W-009", "W-065", "W-099", "W-251", "W-253", "W-254")
 @needs_packages
 @pytest.mark.slow
 def test_the_published_clients_work_with_the_gateway(
@@ -91,7 +91,7 @@ def test_the_published_clients_work_with_the_gateway(
 
 @needs_packages
 @pytest.mark.slow
-@pytest.mark.rule("C-070", "C-072", "W-099")
+@pytest.mark.rule("C-070", "C-072", "W-099", "W-177", "W-253")
 def test_the_published_client_runs_tools_and_approves_calls(
     url: str, generation: tuple[str, ...]
 ) -> None:
@@ -99,7 +99,7 @@ def test_the_published_client_runs_tools_and_approves_calls(
     run_node("tools.test.mjs", *generation, CULET_URL=url, CULET_PACKAGES=packages)
 
 
-@pytest.mark.rule("W-099")
+@pytest.mark.rule("W-099", "W-252", "W-253", "W-254")
 @needs_packages
 @pytest.mark.slow
 def test_the_published_hooks_show_states_reports_and_slow_beginnings(
@@ -156,7 +156,7 @@ def test_the_published_client_reacts_as_the_paper_says(
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [()], ids=["own"], indirect=True)
 @pytest.mark.rule("W-105", "W-108", "W-152", "W-160", "W-161")
-@pytest.mark.rule("W-212", "W-217", "W-232", "W-235", "W-252")
+@pytest.mark.rule("W-212", "W-217", "W-232", "W-235", "W-251", "W-252", "W-255")
 def test_the_published_hooks_make_of_turns_and_runs_what_the_paper_says(
     request: pytest.FixtureRequest, url: str, generation: tuple[str, ...]
 ) -> None:
@@ -177,11 +177,13 @@ def test_the_published_hooks_go_on_when_their_server_was_killed(
     run_node(name, *generation, CULET_PYTHON=sys.executable)
 
 
-@pytest.mark.rule("W-094", "W-095", "W-098")
+@pytest.mark.rule("W-094", "W-095", "W-098", "W-255")
 @needs_packages
 @pytest.mark.slow
-def test_use_chat_of_the_ai_sdk_works_over_plain_http(url: str) -> None:
-    run_node("sse.test.mjs", CULET_URL=url)
+def test_use_chat_of_the_ai_sdk_works_over_plain_http(
+    url: str, generation: tuple[str, ...]
+) -> None:
+    run_node("sse.test.mjs", *generation, CULET_URL=url)
 
 
 @needs_packages
