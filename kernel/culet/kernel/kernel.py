@@ -25,6 +25,7 @@ from .classes import Classes
 from .clock import Chance, Clock, SystemClock
 from .core.limits import Limits
 from .core.path import check_name
+from .core.shown import shown
 from .effectrows import Effect
 from .errors import (
     ChildDidNotStop,
@@ -555,7 +556,8 @@ class Kernel:
         """Log a failure with its details under a fresh error id, and return the id."""
         error_id = self.chance.id(8)
         where = node.path_text() if node is not None else "-"
-        log.error("%s: %s in %s (%s)", error_id, what, where, name, exc_info=error)
+        told = error_id, what, shown(where), shown(name)
+        log.error("%s: %s in %s (%s)", *told, exc_info=error)
         self.emit("failure", None, node, Failure(error_id, what, name, error))
         return error_id
 

@@ -15,6 +15,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final, final
 
+from .core.limits import LOG_CHARS, LOG_ERROR_CHARS
+from .core.shown import shortened, shown
 from .node import ambient
 
 FIELDS: Final = ("agent", "run_id", "tool_call_id", "connection_id")
@@ -46,7 +48,8 @@ class WhoLogs(logging.Filter):
 @final
 class JsonLines(logging.Formatter):
     """One JSON object a line: `at` (ISO 8601, UTC), `level`, `logger`, `message`, who
-    logs, `error` with its traceback, and what the caller gave as `extra`.
+    logs, `error` with its traceback, and what the caller gave as `extra`. Long texts are
+    cut.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -56,10 +59,33 @@ class JsonLines(logging.Formatter):
             "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": shortened(record.getMessage(), LOG_CHARS),
         }
         extra = {k: v for k, v in vars(record).items() if k not in _KNOWN}
-        line |= {k: v for k, v in extra.items() if v is not None}
+        line |= {
+            k: shortened(v, LOG_CHARS) if isinstance(v, str) else v
+            for k, v in extra.items()
+            if v is not None
+        }
         if record.exc_info and record.exc_info[0] is not None:
-            line["error"] = self.formatException(record.exc_info)
+            told = self.formatException(record.exc_info)
+            line["error"] = shortened(told, LOG_ERROR_CHARS)
         return json.dumps(line, default=repr)  # of whatever text, surrogates too
+
+
+@final
+class PlainLines(logging.Formatter):
+    """A record for people: level, logger and message on one line, whatever is in it.
+
+    The lines of a traceback follow, indented: no text of somebody's begins a record.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and those of the traceback."""
+        message = shown(record.getMessage(), LOG_CHARS)
+        line = f"{record.levelname} {record.name} {message}"
+        if not record.exc_info or record.exc_info[0] is None:
+            return line
+        told = shortened(self.formatException(record.exc_info), LOG_ERROR_CHARS)
+        lines = [shown(part, LOG_ERROR_CHARS) for part in told.split("\n")]
+        return "\n    ".join([line, *lines])

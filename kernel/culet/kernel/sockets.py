@@ -24,6 +24,7 @@ from .calls import Method, iterate
 from .core import clientframes as client
 from .core import frames
 from .core.limits import CLOSE_REASON_BYTES, TAG_MAX, TAGS_MAX
+from .core.shown import without_query
 from .errors import (
     CuletError,
     FacetAborted,
@@ -183,6 +184,11 @@ class Connection:
         self.state = value(self.state) if callable(value) else value
 
     # ---- for the kernel
+
+    @property
+    def place(self) -> str:
+        """Where its client is, for logs: the query of its address may hold a token."""
+        return without_query(self.uri)
 
     def push(self, blob: Blob, stamp: int) -> None:
         """Queue frames; they leave when the tree's durable count reaches `stamp`."""
@@ -345,7 +351,7 @@ class Connection:
             while self._inbox and not self.gone and self._opened and not self._full:
                 self._drain(await self._tree.wake(self._slot))
         except CuletError as error:
-            self._tree.kernel.report("socket", None, error, name=self.uri)
+            self._tree.kernel.report("socket", None, error, name=self.place)
             self.close(1011, "agent is not available")
         finally:
             self._pumping = False
@@ -370,7 +376,7 @@ class Connection:
                 except BaseException as error:
                     if is_stop(error):
                         raise
-                    self._tree.kernel.report("frame", node, error, name=self.uri)
+                    self._tree.kernel.report("frame", node, error, name=self.place)
                     handled = True
                 if not handled:
                     self._work(node, _on_message, message)
@@ -419,7 +425,7 @@ async def _on_message(node: Node, ctx: Ambient, conn: Connection, message: Any) 
             await node.enter(ctx, _on_error, node, error, conn)
         except Exception as unhandled:
             error_id = node.tree.kernel.report(
-                "message", node, unhandled, name=conn.uri
+                "message", node, unhandled, name=conn.place
             )
             shown = isinstance(unhandled, Refused | UserError)
             conn.close(1011, str(unhandled) if shown else f"error {error_id}")

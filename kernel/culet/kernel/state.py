@@ -158,7 +158,7 @@ def client_state(node: Node, conn: Connection, frame: client.State) -> None:
         if is_stop(error):
             raise
         if not isinstance(error, CuletError):
-            node.tree.kernel.report("state", node, error, name=conn.uri)
+            node.tree.kernel.report("state", node, error, name=conn.place)
         shown = isinstance(error, Refused | UserError)
         text = str(error) if shown else "State update rejected"
         conn.say(frames.state_error(text))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from .calls import OutsideTarget, outside_target
 from .core.limits import FORWARDS_MAX
 from .core.path import ParsedPath, PathBelow, PathStep, check_name, parse_below
+from .core.shown import without_query
 from .errors import (
     CapacityError,
     CuletError,
@@ -79,7 +80,7 @@ class Visit:
         if guest.revoked:
             raise Refused(REVOKED, status=401)
         if not isinstance(response.body, bytes):
-            body = _gated(tree, response.body, self.request.url)
+            body = _gated(tree, response.body, without_query(self.request.url))
             response.body = guests.guarded(guest.identity, body)
         return response
 
@@ -102,7 +103,7 @@ class Visit:
                 response = error_response(error)
             except Exception as error:
                 error_id = tree.kernel.report(
-                    "request", node, error, name=self.request.url
+                    "request", node, error, name=without_query(self.request.url)
                 )
                 response = Response(f"the request failed (error {error_id})", 500)
             await _told(tree)
@@ -328,16 +329,17 @@ async def _asked(
     *args: Any,
 ) -> Any:
     """Ask a hook that decides over a request; what it must not answer refuses it."""
+    place = without_query(request.url)
     try:
         answer = await hook(request, *args)
     except BaseException as error:
         if is_stop(error) or isinstance(error, CuletError):
             raise
-        error_id = kernel.report("gate", node, error, name=request.url)
+        error_id = kernel.report("gate", node, error, name=place)
         return Response(f"refused (error {error_id})", 500)
     if answer is None or isinstance(answer, kinds):
         return answer
-    error_id = kernel.report("gate", node, TypeError(repr(answer)), name=request.url)
+    error_id = kernel.report("gate", node, TypeError(repr(answer)), name=place)
     return Response(f"refused (error {error_id})", 500)
 
 

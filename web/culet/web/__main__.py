@@ -18,7 +18,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
-from culet.kernel.logs import JsonLines, WhoLogs
+from culet.kernel.logs import JsonLines, PlainLines, WhoLogs
 from culet.kernel.node import Node
 from culet.storage import doctor, offline
 
@@ -103,8 +103,7 @@ def _add_serve(commands: Any) -> None:
 def _serve(args: argparse.Namespace) -> int:
     handler = logging.StreamHandler()
     handler.addFilter(WhoLogs())
-    plain = logging.Formatter("%(levelname)s %(name)s %(message)s")
-    handler.setFormatter(JsonLines() if args.log == "json" else plain)
+    handler.setFormatter(JsonLines() if args.log == "json" else PlainLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     target = _load(args.target)
     host = f"[{args.host}]" if ":" in args.host else args.host

@@ -296,7 +296,7 @@ async def opened(kernel: Kernel, connection: Connection) -> Close | None:
             shown = isinstance(error, UserError)
             said = close_reason(str(error)) if shown else f"refused ({status})"
             return Close(close_code(status), said)
-        error_id = kernel.report("connect", None, error, name=connection.uri)
+        error_id = kernel.report("connect", None, error, name=connection.place)
         return Close(1011, f"error {error_id}")
     return None
 

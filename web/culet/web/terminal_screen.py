@@ -24,7 +24,9 @@ _SGR: Final[dict[Style, str]] = {
     "warn": "33",
     "bold": "1",
 }
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 _ERASE: Final = "\r\x1b[K"
 _PIPED_WIDTH: Final = 300  # of a line that no terminal cuts
 
