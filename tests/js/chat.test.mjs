@@ -8,7 +8,7 @@ import {
   ask,
   cleared,
   emptyChat,
-  messagesToSend,
+  refused,
   stopping,
   withTranscript,
 } from "../../web/js/src/chat.js";
@@ -162,12 +162,14 @@ test("late frames of a turn that a clear ended stay out", () => {
   assert.equal(activeTurn(chat), undefined);
 });
 
-test("what is sent leaves out the message being streamed and what is not confirmed", () => {
-  const both = ask(fold(TURN.slice(0, 4), asked), { id: "n", message: user("u2", "and?") });
-  const three = ask(both, { id: "n3", message: user("u3", "so?") });
+test("a question that is not taken is over, with the reason, and the others wait on", () => {
+  const both = ask(asked, { id: "n", message: user("u2", "and?") });
 
-  assert.deepEqual(messagesToSend(three, "u3", 1e6).map(({ id }) => id), ["u", "u3"]);
-  assert.deepEqual(messagesToSend(three, "u3", 10).map(({ id }) => id), ["u3"]);
+  const chat = refused(both, "n", "too large");
+
+  assert.deepEqual(chat.unsent.map(({ id }) => id), [asked.unsent[0].id]);
+  assert.deepEqual(chat.turns.at(-1), { id: "n", messageId: "u2", next: 0, phase: "over", outcome: "error" });
+  assert.deepEqual(chat.notes.get("u2"), { kind: "error", text: "too large" });
 });
 
 test("a continuation goes on in the last answer", () => {

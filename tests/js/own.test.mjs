@@ -191,6 +191,17 @@ test("a question that was asked without a socket is sent when there is one, once
   assert.equal(client.messages.length, 2);
 });
 
+test("a question that is larger than the server takes fails, and is not asked again and again", options, async (t) => {
+  const client = await open(t, "ChatBot", fresh("large"), { chat: true }).ready;
+  await client.until(({ loaded }) => loaded);
+  const [large, small] = [client.ask("\u20ac".repeat(400_000)), client.ask("hi")];
+  client.subscribe(({ link }) => link.kind === "waiting" && queueMicrotask(() => client.retry()));
+
+  await assert.rejects(large.done, { name: "CallFailed", message: /larger/ });
+  assert.equal(textOf((await small.done).message), REPLY);
+  assert.equal(client.snapshot.chat.unsent.length, 0);
+});
+
 test("stop ends an answer where it is, and clear forgets it", options, async (t) => {
   const name = fresh("stop");
   const [client, other] = [open(t, "ChatBot", name, { chat: true }), open(t, "ChatBot", name, { chat: true })];

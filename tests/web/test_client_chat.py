@@ -55,6 +55,19 @@ async def test_two_questions_keep_the_places_of_their_answers():
         assert await fresh_messages(server.url(BOT)) == agent.messages
 
 
+async def test_a_question_that_is_too_large_fails_and_the_others_are_answered():
+    async with running() as server, connect(server.url(BOT), limits=QUICK) as agent:
+        large = await agent.ask("\u20ac" * 400_000)
+        small = await agent.ask("say 2")
+        with trio.fail_after(10):
+            with pytest.raises(CallFailed, match="larger"):
+                await large.done()
+            await small.done()
+        assert agent.connections == 2
+        assert texts(agent) == ["say 2", words(2)]
+        assert await fresh_messages(server.url(BOT)) == agent.messages
+
+
 async def test_a_turn_that_fails_raises_and_the_next_one_does_not():
     async with running() as server, connect(server.url(BOT)) as agent:
         answer = await agent.ask("fail 2")

@@ -11,11 +11,11 @@ from typing import Any, Final, final
 
 import msgspec
 
-from culet.kernel.errors import CuletError
+from culet.kernel.errors import CallFailed, CuletError
 
 from .client_answer import Answer
 from .client_calls import decoded
-from .client_line import Line
+from .client_line import Line, size_of
 from .client_transcript import Fold, Transcript
 
 Json = dict[str, Any]
@@ -153,6 +153,18 @@ class Chat:
             frame = {"type": "cf_agent_stream_resume_request", "probeId": probe_id}
             text = msgspec.json.encode(frame).decode()
             self._line.post(text, first=True, volatile=True)
+
+    def too_large(self, size: int) -> None:
+        """The socket went because of a message of `size` bytes, the largest it has carried.
+
+        A question that is one would only end the next socket as well: it never arrives.
+        """
+        for answer in list(self.answers.values()):
+            item = answer.item
+            if item is not None and item.sent and size_of(answer.frame) >= size:
+                self.transcript.drop(answer.fold, answer.question["id"])
+                self._forget(answer.request_id)
+                answer.end(CallFailed("the question is larger than the server takes"))
 
     def over(self, error: CuletError) -> None:
         """Nothing will be heard any more."""

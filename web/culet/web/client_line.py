@@ -70,6 +70,11 @@ class Outgoing:
             raise self.error
 
 
+def size_of(text: str | bytes) -> int:
+    """Return how many bytes a message has on the wire."""
+    return len(text.encode() if isinstance(text, str) else text)
+
+
 @final
 class Line:
     """See the module. `live` is its life; `leave` ends it with a goodbye."""
@@ -92,6 +97,7 @@ class Line:
         self._scope = trio.CancelScope()
         self._left = trio.Event()
         self._writing: Outgoing | None = None
+        self.largest = 0  # bytes of a message that was sent over this socket
         self._opened_at: float | None = None
         self.connections = 0  # at which the agent has said who it is
         self.error: CuletError | None = None
@@ -205,7 +211,7 @@ class Line:
         self._make_room()
 
     async def _talk(self, socket: WebSocketConnection, tap: Tap) -> None:
-        self._opened_at = trio.current_time()
+        self._opened_at, self.largest = trio.current_time(), 0
         self._party.opened()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, socket)
@@ -228,6 +234,7 @@ class Line:
                 item = self._outbox.popleft()
                 self._make_room()
                 item.sent, self._writing = True, item
+                self.largest = max(self.largest, size_of(item.text))
                 try:
                     await socket.send_message(item.text)
                 except ConnectionClosed:

@@ -27,6 +27,7 @@ from .client_socket import Ending
 from .client_transcript import as_message
 
 Json = dict[str, Any]
+_TOO_LARGE: Final = 1009
 
 
 @final
@@ -91,6 +92,8 @@ class Mirror:
         """The socket is gone, another one comes."""
         self.calls.lost(ending)
         self.questions.lost()
+        if ending.code == _TOO_LARGE:
+            self.chat.too_large(self._line.largest)
         self.tell(
             told.Disconnected(
                 code=ending.code, reason=ending.reason, retry_in_s=retry_in_s

@@ -65,7 +65,7 @@ export class AgentClient extends EventTarget {
       {
         open: () => this.#opened(),
         text: (text) => this.#heard(text),
-        lost: (ending) => this.#requests.lost(ending),
+        lost: (ending) => this.#lost(ending),
         link: (link) => this.#linked(link),
         probe: () => JSON.stringify({ type: "rpc", id: uuid(), method: FENCE, args: [] }),
       },
@@ -312,6 +312,11 @@ export class AgentClient extends EventTarget {
       this.#talk?.end(this.#over);
     }
     this.#change({ link });
+  }
+
+  #lost(ending) {
+    this.#requests.lost(ending);
+    this.#talk?.lost(ending);
   }
 
   #opened() {

@@ -37,8 +37,8 @@ export function emptyChat(): Chat;
 export function activeTurn(chat: Chat): TurnState | undefined;
 /** The chat with a question put in, shown at once. */
 export function ask(chat: Chat, question: { id: string; message: Message }): Chat;
-/** What the server is sent of the list: all that is settled, the newest that fit. */
-export function messagesToSend(chat: Chat, messageId: string, limit: number): Message[];
+/** The chat where a question was put in that the server does not take; `text` says why. */
+export function refused(chat: Chat, id: string, text: string): Chat;
 export function stopping(chat: Chat, id: string): Chat;
 /** An empty chat that still keeps late frames of its turns out. */
 export function cleared(chat: Chat): Chat;

@@ -60,20 +60,11 @@ export function ask(chat, { id, message }) {
   return { ...next, unsent: [...chat.unsent, { id, messageId: message.id }] };
 }
 
-/** What the server is sent of the list: all that is settled, the newest that fit. */
-export function messagesToSend(chat, messageId, limit) {
-  const streaming = new Set(chat.turns.filter(isLive).map((turn) => turn.messageId));
-  const waiting = new Set(chat.unsent.map((question) => question.messageId));
-  waiting.delete(messageId);
-  const kept = [];
-  let size = 0;
-  for (const message of chat.messages.slice().reverse()) {
-    if (streaming.has(message.id) || waiting.has(message.id)) continue;
-    size += JSON.stringify(message).length;
-    if (kept.length > 0 && size > limit) break;
-    kept.unshift(message);
-  }
-  return kept;
+/** The chat where a question was put in that the server does not take; `text` says why. */
+export function refused(chat, id, text) {
+  const { messageId } = chat.unsent.find((question) => question.id === id);
+  const turn = { ...turnOf(chat, id), messageId, phase: "over", outcome: "error" };
+  return withTurn(withNote(confirmed(chat, id), turn, "error", text), turn);
 }
 
 export function stopping(chat, id) {

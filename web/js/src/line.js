@@ -24,6 +24,9 @@ export function pauseBefore(tries, chance) {
   return pause * (1 + JITTER * (2 * chance - 1));
 }
 
+/** How many bytes a text has on the wire. */
+export const sizeOf = (text) => new TextEncoder().encode(text).length;
+
 export class Line {
   #address;
   #on;
@@ -34,11 +37,13 @@ export class Line {
   #timer = null;
   #ended = false;
   #doubt = null;
+  #largest = 0; // bytes of a text that this socket has carried
   #look = () => globalThis.document?.visibilityState !== "hidden" && this.retry();
 
   /**
    * `address()` gives, or promises, the URL of the next attempt. `on`: `open()`,
-   * `text(string)`, `lost({code, reason})` when an open socket has gone by itself, `probe()`,
+   * `text(string)`, `lost({code, reason, largest})` when an open socket has gone by itself (`largest`:
+   * bytes of the largest text that it has carried), `probe()`,
    * a text that the server answers, and `link({kind, …})`, where kind is `connecting`, `open`, `waiting` (with `ms`), `refused`
    * (with `code` and `reason`: there is no other attempt) or `closed`. Throws `UsageError`
    * where there is no `WebSocket`.
@@ -73,6 +78,7 @@ export class Line {
       if (socket !== this.#socket) return;
       clearTimeout(this.#timer);
       open = true;
+      this.#largest = 0;
       this.#on.link({ kind: "open" });
       this.#on.open();
     });
@@ -85,7 +91,7 @@ export class Line {
     socket.addEventListener("error", () => undefined); // its close tells
     socket.addEventListener("close", ({ code, reason }) => {
       if (socket !== this.#socket) return;
-      if (open) this.#on.lost({ code, reason });
+      if (open) this.#on.lost({ code, reason, largest: this.#largest });
       this.#wait({ code, reason });
     });
   }
@@ -123,6 +129,7 @@ export class Line {
   /** Sends a text; false when there is no open socket to take it. */
   send(text) {
     if (!this.isOpen) return false;
+    this.#largest = Math.max(this.#largest, sizeOf(text));
     this.#socket.send(text);
     return true;
   }

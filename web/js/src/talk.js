@@ -10,16 +10,16 @@ import {
   ask,
   cleared,
   ended,
-  messagesToSend,
+  refused,
   stopping,
   withTranscript,
 } from "./chat.js";
 import { CallFailed } from "./errors.js";
+import { sizeOf } from "./line.js";
 import { emptyState } from "./reducer.js";
 import { uuid, withResolvers } from "./small.js";
 
-/** Of the gateway's 1 MiB a message: room for the envelope and for escapes. */
-const BODY_LIMIT = 400_000;
+const TOO_LARGE = 1009;
 const HISTORY_RETRY_MS = 1_000;
 const REPLAY_MS = 5_000; // in which a replay has begun, where there is one
 
@@ -31,7 +31,7 @@ export class Talk {
   #runs = null; // and what it was told: a request id, or "none"
   #acked = new Set(); // request ids whose replay this connection has asked for
   #heardOf = new Set(); // request ids of which this connection has brought something
-  #sentOn = new Map(); // request id to the connection that carried the question
+  #sentOn = new Map(); // request id to the connection that carried the question, and its size
 
   /**
    * `host`: `send(frame)`, whether an open socket took it, `isOpen()`, `history()`, which
@@ -65,11 +65,20 @@ export class Talk {
 
   /** Without an open socket this does nothing: the next connection asks for what is unsent. */
   #sendQuestion({ id, messageId }) {
-    const messages = messagesToSend(this.#chat, messageId, BODY_LIMIT);
+    const messages = this.#chat.messages.filter((message) => message.id === messageId);
     const inner = { ...this.#turns.get(id)?.body, messages, trigger: "submit-message" };
     const init = { method: "POST", body: JSON.stringify(inner) };
-    if (this.#host.send({ type: "cf_agent_use_chat_request", id, init })) {
-      this.#sentOn.set(id, this.#connection);
+    const text = JSON.stringify({ type: "cf_agent_use_chat_request", id, init });
+    if (this.#host.send(text)) this.#sentOn.set(id, { connection: this.#connection, size: sizeOf(text) });
+  }
+
+  /** The socket has gone. A question that was too large would only end the next one as well. */
+  lost({ code, largest }) {
+    if (code !== TOO_LARGE) return;
+    for (const { id } of this.#chat.unsent) {
+      const { connection, size } = this.#sentOn.get(id) ?? {};
+      if (connection !== this.#connection || size < largest) continue;
+      this.#folded({ chat: refused(this.#chat, id, "the question is larger than the server takes") });
     }
   }
 
@@ -154,6 +163,7 @@ export class Talk {
       const turn = this.#turns.get(id);
       if (turn === undefined || phase !== "over" || (outcome === undefined && !known)) continue;
       this.#turns.delete(id);
+      this.#sentOn.delete(id);
       if (outcome === "error") {
         turn.reject(new CallFailed(notes.get(messageId)?.text ?? "the turn failed"));
       } else {
@@ -184,7 +194,7 @@ export class Talk {
     const chat = withTranscript(this.#chat, messages, since);
     this.#folded({ chat, loaded: true }, { known: true });
     for (const question of this.#chat.unsent) {
-      if (this.#sentOn.get(question.id) !== of) this.#sendQuestion(question); // it was lost
+      if (this.#sentOn.get(question.id)?.connection !== of) this.#sendQuestion(question); // it was lost
     }
     this.#recall(); // questions that did arrive are known now
   }
