@@ -505,7 +505,7 @@ async def test_whether_a_person_is_asked_may_depend_on_the_input(
         assert STAGE.done == (["pay 1 None"] if (name, n) == ("gift", 1) else [])
 
 
-@pytest.mark.rule("C-072")
+@pytest.mark.rule("C-072", "W-171")
 @pytest.mark.parametrize("first", ["approve", "result"])
 async def test_a_client_tool_may_need_approval_too(
     clock: object, script: Any, first: str

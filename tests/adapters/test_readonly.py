@@ -80,7 +80,7 @@ async def test_the_gate_makes_a_request_readonly_and_it_changes_nothing(
         assert [m["role"] for m in me.messages] == ["user", "assistant"]
 
 
-@pytest.mark.rule("W-048")
+@pytest.mark.rule("W-048", "W-119")
 async def test_a_readonly_socket_asks_stops_clears_and_sets_nothing(
     clock: object,
 ) -> None:

@@ -268,6 +268,39 @@ async def test_what_an_author_says_goes_out_as_it_is(clock: object) -> None:
         assert kinds == ["text"]
 
 
+class Shows(AIChatAgent):
+    """Shows data, replaces it, shows some in passing; then it says that it failed."""
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[Chunk]:
+        yield {"type": "data-mood", "id": "m", "data": 1}
+        yield {"type": "data-mood", "id": "m", "data": 2}
+        yield {"type": "data-mood", "id": "n", "data": 3}
+        yield {"type": "data-blink", "data": 4, "transient": True}
+        yield {"type": "error", "errorText": "out of moods"}
+
+
+@pytest.mark.rule("W-237", "W-169")
+async def test_data_with_the_same_id_is_replaced_and_an_error_is_no_chunk(
+    clock: object,
+) -> None:
+    path = ("Shows", "a")
+    async with (
+        open_test_kernel(roots=[Shows]) as test,
+        connected(test.kernel, path) as tab,
+        connected(test.kernel, path) as other,
+    ):
+        tab.chat("r1", user("u1", "go"))
+        last = await other.ended("r1")
+        kinds = [c["type"] for c in other.chunks("r1")]
+        assert kinds == ["start", *["data-mood"] * 3, "data-blink"]
+        assert other.frames[-2]["messages"][-1]["parts"] == [
+            {"type": "data-mood", "id": "m", "data": 2},
+            {"type": "data-mood", "id": "n", "data": 3},
+        ]
+        assert (last["error"], last["outcome"]) == (True, "error")
+        assert last["body"] == "out of moods"
+
+
 @pytest.mark.rule("W-168")
 async def test_a_turn_that_the_agent_asks_for_is_told_to_everybody(
     clock: object,
