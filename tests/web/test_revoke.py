@@ -138,6 +138,7 @@ async def reading(server: Server, path: str) -> AsyncIterator[Reader]:
 PLACES = ("/agents/house/h", "/agents/house/g", "/agents/house/h/sub/room/r")
 
 
+@pytest.mark.rule("W-058")
 async def test_all_sockets_of_a_subject_close_within_a_second_and_no_others() -> None:
     async with opened() as server, AsyncExitStack() as stack:
         theirs, others = [], []
@@ -162,6 +163,7 @@ async def test_all_sockets_of_a_subject_close_within_a_second_and_no_others() ->
         assert [(await c.closed())[0] for c in others] == [1012] * 3
 
 
+@pytest.mark.rule("W-058")
 async def test_what_they_send_in_between_is_not_heard_and_no_answer_comes() -> None:
     async with opened() as server, server.connect(f"{PLACES[0]}?who=eve") as eve:
         await eve.hello()
@@ -219,6 +221,7 @@ async def reading_nothing(
         yield stream
 
 
+@pytest.mark.rule("W-058")
 async def test_streams_and_long_polls_end_and_the_next_request_is_asked_anew() -> None:
     async with (
         opened() as server,
