@@ -142,7 +142,9 @@ async def test_the_runs_of_a_tree_have_a_bound_over_all_its_agents(
             waits = ask(nursery, me, Kid, [["say", "x"]], run_id="waits")
             await settle()
             full = await me.run_agent_tool(Kid, [], run_id="more")
-            assert full.error == "2 runs are going on in this tree already"
+            assert full.error == (
+                "2 runs are going on in this tree already (limits.runs_per_tree = 2)"
+            )
             assert me.runs.get("waits") is None
         assert waits[0].status == "completed"
 

@@ -176,7 +176,11 @@ class Order:
         """
         limit = self.tree.kernel.limits.feed_readers
         if self._waiting >= limit:
-            msg = f"{limit} readers wait for the feed of {self.tree!r} already"
+            key = self.tree.key
+            msg = (
+                f"{limit} readers wait for the feed of {key.class_name}/{key.name} "
+                f"already (limits.feed_readers = {limit}): let some go, or raise it"
+            )
             raise CapacityError(msg)
         self._waiting += 1
         try:

@@ -61,7 +61,11 @@ class Places:
         most = self.tree.kernel.limits.runs_per_tree
         if in_tree >= most:
             self._tree_was_full = True
-            return Full(most, f"{most} runs are going on in this tree already")
+            text = (
+                f"{most} runs are going on in this tree already "
+                f"(limits.runs_per_tree = {most})"
+            )
+            return Full(most, text)
         agent = node.agent
         return core.full(agent.max_concurrent_agent_tools, agent.run_caps, want, taken)
 
