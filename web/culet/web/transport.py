@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Final, final
 
 import trio
@@ -20,6 +21,7 @@ from websockets.frames import Frame as WireFrame
 from websockets.frames import Opcode
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from culet.kernel.core.limits import Limits
 from culet.kernel.kernel import Kernel
@@ -39,13 +41,18 @@ _QUIET: Final = logging.getLogger("culet.web.websocket")
 _QUIET.setLevel(logging.WARNING)  # it would log each opening and closing
 
 
+class _Protocol(ServerProtocol):
+    """Takes the first subprotocol; a function given for it would make a cycle."""
+
+    def select_subprotocol(
+        self, subprotocols: Sequence[Subprotocol]
+    ) -> Subprotocol | None:
+        return subprotocols[0] if subprotocols else None
+
+
 def new_protocol(limits: Limits) -> ServerProtocol:
     """Return the sans-io half of one connection: no compression, bounded messages."""
-    return ServerProtocol(
-        max_size=limits.message_bytes,
-        logger=_QUIET,
-        select_subprotocol=lambda _self, offered: offered[0] if offered else None,
-    )
+    return _Protocol(max_size=limits.message_bytes, logger=_QUIET)
 
 
 def _nothing() -> None:
@@ -257,6 +264,9 @@ class Link:
             del self.wire.links[self]
             code, reason, clean = self._end()
             session.lost(code, reason, was_clean=clean)
+            # cycles, which nobody has to look for now
+            self.session = None
+            self._protocol.parser.close()
 
     def _end(self) -> tuple[int, str, bool]:
         """Return the close code, reason and whether both sides have said so."""
