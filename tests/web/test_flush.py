@@ -106,8 +106,8 @@ async def test_pages_of_a_replay_are_read_by_the_task_to_the_last() -> None:
     async with wired(1) as (one,):
         one.session.connection = Pages(3, 1)
         one.session.wake()
-        await trio.lowlevel.checkpoint()
-        assert one.came() == b""  # not in the middle of the loop
+        one.link.wire.before_io_wait(0)
+        assert one.came() == b""  # not where a pass ends
         await trio.testing.wait_all_tasks_blocked()
         assert one.came() == b"\x81\x01p" * 3
 
