@@ -117,6 +117,24 @@ test("W-066: after any other code the client comes back by itself, also after 10
   }
 });
 
+test("W-066 W-069: after a line that broke the client comes back by itself", options, async (t) => {
+  const sockets = [];
+  class Kept extends WebSocket {
+    constructor(...args) {
+      super(...args);
+      sockets.push(this);
+    }
+  }
+  const client = openClient(t, fresh("broken"), { WebSocket: Kept });
+  await client.ready;
+  const closed = next(client, "close");
+  sockets[0].terminate(); // what the client sees of being cut: no close frame
+
+  assert.equal((await closed).code, 1006);
+  assert.equal(await client.call("ping", ["back"]), "back");
+  assert.equal(sockets.length, 2);
+});
+
 test("W-067: a call that was sent is lost with its socket, one that was not goes over the next", options, async (t) => {
   const client = openClient(t, fresh("queue"), { minReconnectionDelay: 200, maxReconnectionDelay: 200 });
   await client.ready;

@@ -142,7 +142,7 @@ def test_the_published_client_dials_and_waits_as_the_paper_says(
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [()], ids=["own"], indirect=True)
 @pytest.mark.rule("W-004", "W-012", "W-032", "W-043", "W-046", "W-054")
-@pytest.mark.rule("W-065", "W-066", "W-067", "W-072", "W-082")
+@pytest.mark.rule("W-065", "W-066", "W-067", "W-069", "W-072", "W-082")
 def test_the_published_client_reacts_as_the_paper_says(
     request: pytest.FixtureRequest, url: str, generation: tuple[str, ...]
 ) -> None:
