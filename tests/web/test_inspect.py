@@ -306,6 +306,30 @@ async def test_a_root_that_sleeps_is_shown_and_may_be_called() -> None:
         await until(is_called)
 
 
+async def test_a_root_that_sleeps_and_owes_nothing_is_listed_and_opened_if_asked() -> (
+    None
+):
+    async with desk("own", idle_s=0.05) as seen:
+        await (await seen.office()).begin("r1", 0)
+
+        async def asleep() -> bool:
+            roots = await rows(seen, "roots")
+            return [r["state"] for r in roots] == ["sleeping"]
+
+        await until(asleep)
+        for name in ("tree", "runs", "fibers", "dead", "effects"):
+            assert (await seen.get(name))["asleep"], name
+            assert await asleep(), name
+        shown = await seen.get("runs", f"{OFFICE}&open=1")
+        assert [r["run_id"] for r in shown["rows"]] == ["r1"]
+        assert "asleep" not in shown
+        tree = await seen.get("tree", f"{OFFICE}&open=1")
+        assert [r["path"] for r in tree["rows"]] == ["Office/o", "Office/o/Slow/r1"]
+        assert {r["state"] for r in tree["rows"]} == {"sleeping"}, "nobody was woken"
+        for find, count in (("office/O", 1), ("nobody", 0)):
+            assert len((await seen.get("roots", f"find={find}"))["rows"]) == count
+
+
 JSON = "Content-Type: application/json"
 
 

@@ -54,6 +54,10 @@ from .mailbox import Sent as Sent
 from .milestones import Milestone as Milestone
 from .milestones import Progress as Progress
 from .milestones import Reports as Reports
+from .operate import DeadLetter as DeadLetter
+from .operate import Operator as Operator
+from .operate import RootRow as RootRow
+from .operate import RunRow as RunRow
 from .plans import Due as Due
 from .pump import ChildAdapter as ChildAdapter
 from .questions import Question as Question

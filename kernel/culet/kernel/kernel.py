@@ -41,6 +41,7 @@ from .feed import Feed, of_root
 from .fiberrows import FiberRun, Statuses
 from .guests import REVOKED, Guests
 from .node import Node, is_stop
+from .operate import Operator, RootRow, first_roots
 from .pace import Pace
 from .pages import Pages
 from .patience import Patience
@@ -618,6 +619,51 @@ class Kernel:
         """
         key = None if root is None else TreeKey(*root)
         return await agenda.page(self, hours, root=key, limit=limit, after=after)
+
+    async def roots(
+        self,
+        *,
+        find: str = "",
+        limit: int | None = None,
+        after: tuple[str, str] | None = None,
+    ) -> list[RootRow]:
+        """Return all roots that there are, awake or asleep, by name: one page.
+
+        `find`: only those whose `Class/name` has it, in whatever case. At most
+        `limits.tree_rows` at once; go on with the last one (class, name) as `after`.
+        Looking opens nothing.
+        """
+        most = self.limits.tree_rows
+        limit = most if limit is None else max(1, min(limit, most))
+        keys = [*self.trees, *self._sleeping]
+        rows = []
+        for key in await first_roots(keys, after, find, limit):
+            tree = self.trees.get(key)
+            awake = tree is not None and not tree.closed
+            row = RootRow(
+                class_name=key.class_name, name=key.name,
+                state="open" if awake else "sleeping",
+                agents=len(tree.nodes) if tree is not None and awake else 0,
+                due_at=self._sleeping.get(key) or None,
+            )  # fmt: skip
+            rows.append(row)
+        return rows
+
+    @asynccontextmanager
+    async def operator(self, class_name: str, name: str) -> AsyncIterator[Operator]:
+        """Look after a root from outside: see and end what its agents have asked for.
+
+        One that sleeps is opened, none of its agents is started; it stays open inside
+        the block. There is no gate: who calls this decides who may. Raises `NotFound`
+        for a root that was never made.
+        """
+        key = TreeKey(class_name, name)
+        known = (self.trees, self._sleeping, self._opening, self._leaving)
+        if not any(key in where for where in known):
+            raise NotFound("there is no such root")
+        tree = await self.open_root(key, create=False)
+        with tree.visitor():
+            yield Operator(tree)
 
     def sleepers(self, until: int) -> set[TreeKey]:
         """Return the roots that sleep and are due until then (epoch ms)."""

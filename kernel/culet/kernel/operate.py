@@ -1,14 +1,16 @@
-"""What an operator does with an open tree from outside, by the ids that lists show.
+"""What an operator does with a root from outside, by the ids that lists show.
 
-An agent's nouns act for that agent only. Here is what may be done to any agent of a tree:
-runs and dead letters page by page, and by their number or id the verbs of those nouns.
-Whoever calls this has decided who may: there is no gate behind it.
+An agent's nouns act for that agent only. `kernel.operator` gives what may be done to any
+agent of a root: runs and dead letters page by page, and by their number or id the verbs
+of those nouns. Whoever calls this has decided who may: there is no gate behind it.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, final
 
 import msgspec
 import trio
@@ -17,6 +19,7 @@ from . import deliveries, runtree
 from .core.path import path_text
 from .core.run import AgentToolRun
 from .jobrows import JobRow
+from .ports import TreeKey
 from .receipts import CancelReceipt
 from .runtree import Phase
 
@@ -38,6 +41,7 @@ _VERBS: Final[dict[str, frozenset[str]]] = {
 }
 _ID_MAX: Final = 1 << 62  # of a row
 _SLICE: Final = 16  # runs that are read before others have their turn
+_ROOTS_SLICE: Final = 2_000  # roots that are looked at before others have their turn
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,83 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     due_at: int
     acts: list[str]
+
+
+class RootRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One root. `agents`: the live ones of an open root. `due_at`: when it is due (ms)."""
+
+    class_name: str
+    name: str
+    state: Literal["open", "sleeping"]
+    agents: int
+    due_at: int | None
+
+
+@final
+class Operator:
+    """One open root, for who looks after it. Made by `kernel.operator`."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    async def runs(
+        self, *, before: int | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Return runs of all its agents, the newest first; go on with the last number.
+
+        At most `limits.due_rows` at once.
+        """
+        return await runs(self._tree, before=before, limit=self._most(limit))
+
+    def dead(self, *, after: int = 0, limit: int | None = None) -> list[DeadLetter]:
+        """Return what is not tried again by itself; go on with the last id.
+
+        At most `limits.due_rows` at once.
+        """
+        return dead(self._tree, after=after, limit=self._most(limit))
+
+    async def cancel_run(
+        self, number: int, reason: str | None = None
+    ) -> CancelReceipt | None:
+        """Cancel a run by its number, with all below it; None: there is none."""
+        return await cancel_run(self._tree, number, reason)
+
+    async def act(self, job_id: int, act: Act) -> bool:
+        """Do that to a schedule, a queued call or a dead letter; durable when it returns.
+
+        False where there is no such job, or it does not apply to it (see `acts`).
+        """
+        return await act_on_job(self._tree, job_id, act)
+
+    @staticmethod
+    def acts(kind: str) -> frozenset[str]:
+        """Return what may be done to a job of that kind."""
+        return verbs(kind)
+
+    def _most(self, limit: int | None) -> int:
+        most = self._tree.kernel.limits.due_rows
+        return most if limit is None else max(1, min(limit, most))
+
+
+async def first_roots(
+    keys: Iterable[TreeKey], after: tuple[str, str] | None, find: str, limit: int
+) -> list[TreeKey]:
+    """Return the first roots by name after that one whose path has `find` in it.
+
+    There may be very many: others have their turn meanwhile.
+    """
+    begin, wanted = after or ("", ""), find.casefold()
+    best: list[TreeKey] = []
+    todo = list(keys)
+    for at in range(0, len(todo), _ROOTS_SLICE):
+        found = {
+            key
+            for key in todo[at : at + _ROOTS_SLICE]
+            if key > begin and wanted in f"{key.class_name}/{key.name}".casefold()
+        }
+        best = heapq.nsmallest(limit, found.union(best))
+        await trio.lowlevel.checkpoint()
+    return best
 
 
 async def runs(tree: Tree, *, before: int | None, limit: int) -> list[RunRow]:

@@ -8,22 +8,21 @@ the log.
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
 import msgspec
 
-from culet.kernel import operate
+from culet.kernel import Operator, RunRow
 from culet.kernel.core.status import ended_by
-from culet.kernel.errors import NotFound, UsageError
+from culet.kernel.errors import UsageError
 from culet.kernel.http import Request
 from culet.kernel.kernel import Kernel
 from culet.kernel.ports import TreeKey
 
 _CLASS: Final = re.compile(r"[A-Za-z_][\w.]{0,79}(?=\W|$)", re.ASCII)
-_FOREVER: Final = 1 << 62
 _HOURS: Final = 24.0 * 7
 _PREVIEW_MAX: Final = 200  # characters
 _REASON: Final = "inspector"  # of what is cancelled here
@@ -83,23 +82,19 @@ def _limit(kernel: Kernel, request: Request) -> int:
 
 
 async def roots(kernel: Kernel, request: Request) -> Page:
-    """Return roots by name, the open ones and those that sleep and owe something."""
+    """Return roots by name, the open ones and those that sleep; `find`: by their path."""
     after = request.query.get("after")
-    limit = _limit(kernel, request)
-    awake = {key for key, tree in kernel.trees.items() if not tree.closed}
-    begin = tuple(after.split("/", 1)) if after else ()
-    keys = (key for key in awake | kernel.sleepers(_FOREVER) if key > begin)
-    rest = heapq.nsmallest(limit + 1, keys)
+    limit, find = _limit(kernel, request), request.query.get("find", "")
+    begin = TreeKey(*after.split("/", 1)) if after and "/" in after else None
+    found = await kernel.roots(find=find, limit=limit + 1, after=begin)
     rows = [
         {
-            "class": key.class_name,
-            "name": key.name,
-            "state": "open" if key in awake else "sleeping",
-            "agents": len(kernel.trees[key].nodes) if key in awake else 0,
+            "class": row.class_name, "name": row.name, "state": row.state,
+            "agents": row.agents, "due_at": row.due_at,
         }
-        for key in rest[:limit]
-    ]
-    last = rows[-1] if len(rest) > limit else None
+        for row in found[:limit]
+    ]  # fmt: skip
+    last = rows[-1] if len(found) > limit else None
     return {
         "now": kernel.clock.now_ms(),
         "rows": rows,
@@ -108,10 +103,29 @@ async def roots(kernel: Kernel, request: Request) -> Page:
     }
 
 
+@asynccontextmanager
+async def _seen(kernel: Kernel, request: Request) -> AsyncIterator[Operator | None]:
+    """Give the root that is asked for; None when it sleeps, unless it is to be opened."""
+    key = key_of(request)
+    found = kernel.trees.get(key)
+    if (found is None or found.closed) and request.query.get("open") != "1":
+        yield None
+        return
+    async with kernel.operator(*key) as operator:
+        yield operator
+
+
+def _asleep(kernel: Kernel) -> Page:
+    return {"now": kernel.clock.now_ms(), "rows": [], "after": None, "asleep": True}
+
+
 async def tree(kernel: Kernel, request: Request) -> Page:
     """Return the agents of an open root, remnants last; none when it sleeps."""
     key, limit = key_of(request), _limit(kernel, request)
-    rows = kernel.tree(*key, limit=limit, after=request.query.get("after") or None)
+    async with _seen(kernel, request) as operator:
+        if operator is None:
+            return _asleep(kernel)
+        rows = kernel.tree(*key, limit=limit, after=request.query.get("after") or None)
     full = len([r for r in rows if r["state"] != "remnant"]) >= limit
     return {"rows": rows, "after": rows[limit - 1]["slot"] if full else None}
 
@@ -119,18 +133,17 @@ async def tree(kernel: Kernel, request: Request) -> Page:
 async def runs(kernel: Kernel, request: Request) -> Page:
     """Return the runs of an open root, the newest first."""
     limit, before = _limit(kernel, request), _number(request, "after")
-    found = kernel.trees.get(key_of(request))
-    if found is None or found.closed:
-        return {"now": kernel.clock.now_ms(), "rows": [], "after": None}
-    with found.visitor():
-        page = await operate.runs(found, before=before, limit=limit)
+    async with _seen(kernel, request) as operator:
+        if operator is None:
+            return _asleep(kernel)
+        page = await operator.runs(before=before, limit=limit)
     rows = [_run(row) for row in page]
     more = len(page) == limit
     after = str(page[-1].number) if more else None
     return {"now": kernel.clock.now_ms(), "rows": rows, "after": after}
 
 
-def _run(row: operate.RunRow) -> Page:
+def _run(row: RunRow) -> Page:
     run = row.run
     return {
         "number": row.number, "run_id": run.run_id, "class": run.agent_type,
@@ -157,7 +170,7 @@ async def due(kernel: Kernel, request: Request) -> Page:
         row = msgspec.to_builtins(found)
         row["error"] = error_class(found.error)
         row["acts"] = sorted(
-            operate.verbs(kind)
+            Operator.acts(kind)
             & ({"cancel", "run_now"} | {"resume" if found.why == "paused" else "pause"})
         )
         rows.append(row)
@@ -168,9 +181,12 @@ async def fibers(kernel: Kernel, request: Request) -> Page:
     """Return the fibers and own turns of an open root, as `kernel.fibers`."""
     key, limit = key_of(request), _limit(kernel, request)
     slot, _, fiber_id = request.query.get("after", "").partition("/")
-    found = kernel.trees.get(key)
-    last = found.fibers.get(slot, fiber_id, None) if found and slot else None
-    page = kernel.fibers(*key, limit=limit, after=last)
+    async with _seen(kernel, request) as operator:
+        if operator is None:
+            return _asleep(kernel)
+        found = kernel.trees.get(key)
+        last = found.fibers.get(slot, fiber_id, None) if found and slot else None
+        page = kernel.fibers(*key, limit=limit, after=last)
     rows = [
         {
             "id": f.id, "kind": f.kind, "name": f.name, "path": f.path,
@@ -187,7 +203,11 @@ async def fibers(kernel: Kernel, request: Request) -> Page:
 async def effects(kernel: Kernel, request: Request) -> Page:
     """Return effects of an open root about which a person is to decide."""
     limit, after = _limit(kernel, request), request.query.get("after") or None
-    page = kernel.effects(*key_of(request), uncertain=True, limit=limit, after=after)
+    async with _seen(kernel, request) as operator:
+        if operator is None:
+            return _asleep(kernel)
+        key = key_of(request)
+        page = kernel.effects(*key, uncertain=True, limit=limit, after=after)
     rows = [
         {
             "id": e.id, "name": e.name, "path": e.path, "status": e.status,
@@ -201,10 +221,10 @@ async def effects(kernel: Kernel, request: Request) -> Page:
 async def dead(kernel: Kernel, request: Request) -> Page:
     """Return what rests in an open root because no try of it succeeded."""
     limit, after = _limit(kernel, request), _number(request, "after") or 0
-    found = kernel.trees.get(key_of(request))
-    if found is None or found.closed:
-        return {"rows": [], "after": None}
-    page = operate.dead(found, after=after, limit=limit)
+    async with _seen(kernel, request) as operator:
+        if operator is None:
+            return _asleep(kernel)
+        page = operator.dead(after=after, limit=limit)
     rows = []
     for letter in page:
         row = msgspec.to_builtins(letter)
@@ -227,14 +247,10 @@ async def act(kernel: Kernel, request: Request) -> Page:
     wanted: Act = msgspec.json.decode(
         await request.read(max_bytes=kernel.limits.inspect_body_bytes), type=Act
     )
-    key = TreeKey(*wanted.root)
-    if key not in kernel.trees and key not in kernel.sleepers(_FOREVER):
-        raise NotFound("there is no such root")
-    found = await kernel.open_root(key, create=False)
-    with found.visitor():
+    async with kernel.operator(*wanted.root) as operator:
         if wanted.act != "cancel_run":
-            return {"done": await operate.act_on_job(found, wanted.id, wanted.act)}
-        receipt = await operate.cancel_run(found, wanted.id, _REASON)
+            return {"done": await operator.act(wanted.id, wanted.act)}
+        receipt = await operator.cancel_run(wanted.id, _REASON)
     if receipt is None:
         return {"done": False}
     return {
