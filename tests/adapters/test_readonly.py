@@ -110,7 +110,7 @@ def shown(client: Client) -> Any:
     return client.of("cf_agent_chat_messages")[-1]["messages"]
 
 
-@pytest.mark.rule("F-425", "W-048")
+@pytest.mark.rule("F-418", "W-048")
 async def test_a_socket_that_the_gate_makes_readonly_sets_no_state(
     clock: object,
 ) -> None:

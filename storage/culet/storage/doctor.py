@@ -36,6 +36,11 @@ def examine(directory: str) -> Report:
         raise kind(str(error)) from error
 
 
+def printable(text: str) -> str:
+    """Return a text of somebody's that moves no cursor, colours and ends no line."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     parser.add_argument("dir", metavar="DIR", help="the folder of storage=sqlite:DIR")
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
     if args.json:
         out.write(json.dumps(asdict(report) | {"ok": report.ok}) + "\n")
     else:
-        out.write("".join(f"{line}\n" for line in _lines(report)))
+        out.write("".join(f"{printable(line)}\n" for line in _lines(report)))
     return SOUND if report.ok else WRONG
 
 

@@ -32,7 +32,7 @@ from culet.kernel.core.upcoming import (
 
 from . import doctor_log as log
 from . import doctor_rules as rules
-from .doctor import CANNOT_LOOK, SOUND, WRONG
+from .doctor import CANNOT_LOOK, SOUND, WRONG, printable
 from .doctor_folder import grown, held, trees_in
 
 _ROOT: Final = "SELECT class, name, state FROM node WHERE parent IS NULL LIMIT 1"
@@ -169,7 +169,7 @@ def run_tree(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         about = f"{row['bytes']} bytes, {row['jobs']} jobs"
         about += f" ({row['dead_jobs']} dead)" if row["dead_jobs"] else ""
         about += f", {row['runs']} runs" if row["runs"] else ""
-        return f"{'  ' * (row['depth'] - 1)}{_printable(step)}  {about}"
+        return f"{'  ' * (row['depth'] - 1)}{printable(step)}  {about}"
 
     return _run(args, out, errors, rows, line, "nobody is in there")
 
@@ -182,7 +182,7 @@ def _run_due(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
 
     def line(row: dict[str, Any]) -> str:
         what = msgspec.convert(row, Upcoming)
-        return _printable(f"{_moment(what.due_at)}  {what.path}  {describe(what)}")
+        return printable(f"{_moment(what.due_at)}  {what.path}  {describe(what)}")
 
     return _run(args, out, errors, rows, line, "nothing is due by then")
 
@@ -205,7 +205,7 @@ def run_runs(args: argparse.Namespace, out: TextIO, errors: TextIO) -> int:
         why = row["error"] or row["reason"]
         about = f"{row['status']}: {why}" if why else row["status"]
         head = f"{row['owner']}  {row['run_id']}  {row['agent_type']}  {about}"
-        return _printable(head)
+        return printable(head)
 
     return _run(args, out, errors, rows, line, "there are no such runs")
 
@@ -285,8 +285,3 @@ def _size(folder: str, name: str, image: log.FileImage) -> int:
         return os.path.getsize(f"{folder}/{name}")
     except FileNotFoundError:  # born in the log, and nothing was written since
         return 0
-
-
-def _printable(text: str) -> str:
-    """Return a text of somebody's that moves no cursor and colours no line."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
