@@ -12,6 +12,7 @@ import { applyChatFrame, ask, emptyChat } from "culet/chat";
 import { useAgentToolEvents } from "culet/react";
 
 const { MessageView } = await import("../../web/culet/web/demo/static/message.js");
+const { AsksView } = await import("../../web/culet/web/demo/static/asks.js");
 const { TABS } = await import("../../web/culet/web/inspect/static/views.js");
 
 after(closeDocument);
@@ -124,6 +125,24 @@ test("the page shows what models, tools and runs say as text", () => {
     node.remove();
   }
   assert.equal(globalThis.pwned, undefined);
+});
+
+test("so does what asks a person, and his answer goes to the one he was asked by", async () => {
+  const said = [];
+  const asks = new AsksView(async (call, approved) => said.push([call.runId, call.toolCallId, approved]));
+  const names = [...NAMES, TAG];
+  const call = (name) => ({ runId: name, toolCallId: name, toolName: name, state: "approval-requested", input: { question: name } });
+
+  asks.update([...names.map(call), { ...call("result"), state: "input-available" }]);
+
+  assert.equal(asks.node.querySelectorAll("img, script").length, 0);
+  const lines = [...asks.node.children];
+  assert.deepEqual(lines.map((line) => line.querySelector(".ask-about").textContent), names);
+  for (const line of lines) line.querySelector(".quiet").click();
+  await new Promise((resolve) => setTimeout(resolve, 0));
+  assert.deepEqual(said, names.map((name) => [name, name, false]));
+  asks.update([]);
+  assert.equal(asks.node.hidden, true);
 });
 
 test("so does the inspector, in each of its tabs", () => {

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { aboutOf } from "../../web/culet/web/demo/static/asks.js";
 import { readable, runsFor, segmentsOf } from "../../web/culet/web/demo/static/message.js";
 import { titleOf } from "../../web/culet/web/demo/static/panel.js";
 import { passagesIn, passagesOf } from "../../web/culet/web/demo/static/passage.js";
@@ -14,6 +15,7 @@ test("a place survives its page address, whatever its names hold", () => {
     { chat: "default", sub: [] },
     { chat: "a b&c=ü", sub: [{ agent: "Researcher", name: "r/1%2F ?#" }] },
     { chat: "x", sub: [{ agent: "A", name: "b" }, { agent: "C", name: "d" }] },
+    { agent: "Chief&x", chat: "y", sub: [] },
   ];
 
   for (const place of places) {
@@ -28,6 +30,15 @@ test("an agent's path has each name encoded once", () => {
   const place = { chat: "a b", sub: [{ agent: "DeepResearcher", name: "r/1" }] };
 
   assert.equal(assistantPath(place), "/agents/assistant/a%20b/sub/deep-researcher/r%2F1");
+  assert.equal(assistantPath({ agent: "Chief", chat: "x", sub: [] }), "/agents/chief/x");
+});
+
+test("a question to a person is told in one line", () => {
+  assert.equal(aboutOf({ input: { question: "pay 5?" } }), "pay 5?");
+  assert.equal(aboutOf({ input: { n: 5 } }), '{"n":5}');
+  assert.equal(aboutOf({ inputShape: { n: "int" } }), '{"n":"int"}');
+  for (const none of [{}, { input: {} }]) assert.equal(aboutOf(none), "");
+  assert.equal(aboutOf({ input: "x".repeat(9_000) }).length, 300);
 });
 
 test("class names become kebab as the published clients do it", () => {

@@ -158,6 +158,28 @@ test("a run can be opened, and the way back leads to the same chat", options, as
   assert.deepEqual(faults, []);
 });
 
+test("what a run two levels below asks is answered on the page of the chat", options, async (t) => {
+  const name = crypto.randomUUID().slice(0, 8);
+  const both = [await open(t, `${URL_GIVEN}/?agent=Chief&chat=${name}`), await open(t, `${URL_GIVEN}/?agent=Chief&chat=${name}`, PHONE)];
+  const [{ page }, { page: phone }] = both;
+  await ask(page, "pay where");
+  for (const one of [page, phone]) {
+    await one.bringToFront(); // what is behind is not drawn
+    await one.waitForSelector(".ask-line");
+  }
+  assert.match(await phone.$eval(".ask-line", (line) => line.innerText), /May “pay” be done\?/);
+  await assertFits(phone);
+  await shot(phone, "page-phone-asks");
+
+  await phone.tap(".ask-line .ask");
+
+  for (const one of [phone, page]) {
+    await one.bringToFront();
+    await one.waitForSelector(".asks", { hidden: true });
+  }
+  for (const { faults } of both) assert.deepEqual(faults, []);
+});
+
 test("on a phone nothing is cut off, and clearing asks first", options, async (t) => {
   const { page, faults } = await open(t, fresh("phone"), PHONE);
   await page.waitForSelector(".example");

@@ -8,6 +8,7 @@ const here = readPlace(location.search);
 const client = new AgentClient(assistantPath(here), { chat: true });
 const view = new View(here, {
   ask: (text) => client.ask(text).done.catch(() => undefined), // a failed turn says so itself
+  answer: ({ toolCallId, runId }, approved) => client.approveCall(toolCallId, approved, { runId }),
   stop: () => client.stop(),
   clear: () => client.clear(),
   retry: () => client.retry(),

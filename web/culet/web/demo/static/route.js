@@ -1,9 +1,10 @@
-// Where a page stands: `?chat=NAME` is an assistant, `&sub=Class/Name/…` a child below it.
+// Where a page stands: `?chat=NAME` is an assistant, `&sub=Class/Name/…` a child below it. With
+// `?agent=CLASS` it is a chat agent of another class.
 // Pure: addresses in, addresses out.
 
 import { agentPath } from "./culet/address.js";
 
-/** The place that a page address names: `{chat, sub: [{agent, name}, …]}`. */
+/** The place that a page address names: `{agent?, chat, sub: [{agent, name}, …]}`. */
 export function readPlace(search) {
   const query = new URLSearchParams(search);
   const words = (query.get("sub") ?? "").split("/").map(decode);
@@ -11,7 +12,8 @@ export function readPlace(search) {
   for (let at = 0; at + 1 < words.length; at += 2) {
     if (words[at] && words[at + 1]) sub.push({ agent: words[at], name: words[at + 1] });
   }
-  return { chat: query.get("chat") || "default", sub };
+  const agent = query.get("agent");
+  return { ...(agent && { agent }), chat: query.get("chat") || "default", sub };
 }
 
 function decode(word) {
@@ -23,14 +25,15 @@ function decode(word) {
 }
 
 /** The page address of a place. A slash inside a name is encoded twice, so that it splits nothing. */
-export function pageOf({ chat, sub }) {
-  const page = `/?chat=${encodeURIComponent(chat)}`;
+export function pageOf({ agent, chat, sub }) {
+  const of = agent ? `agent=${encodeURIComponent(agent)}&` : "";
+  const page = `/?${of}chat=${encodeURIComponent(chat)}`;
   if (sub.length === 0) return page;
   const words = sub.flatMap(({ agent, name }) => [agent, name]).map(encodeURIComponent);
   return `${page}&sub=${encodeURIComponent(words.join("/")).replaceAll("%2F", "/")}`;
 }
 
 /** The gateway's path of a place. */
-export function assistantPath({ chat, sub }) {
-  return agentPath({ agent: "assistant", name: chat, sub });
+export function assistantPath({ agent = "assistant", chat, sub }) {
+  return agentPath({ agent, name: chat, sub });
 }

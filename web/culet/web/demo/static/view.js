@@ -2,6 +2,7 @@
 // not change, and however many frames arrive, the document is touched once per animation frame.
 
 import { activeTurn } from "./culet/chat.js";
+import { AsksView } from "./asks.js";
 import { atEnd, el, Keyed, place, setAttribute, setText } from "./dom.js";
 import { MessageView } from "./message.js";
 import { PanelGrid } from "./panel.js";
@@ -29,16 +30,18 @@ export class View {
   #ask;
   #messages;
   #loose = new PanelGrid();
+  #asks;
   #planned = false;
   #model = null;
   #told = { phase: null, link: null, ended: new Set() };
   #stick = true;
 
-  /** `actions`: `ask(text)`, `stop()`, `clear()`, `retry()`. */
+  /** `actions`: `ask(text)`, `answer(call, approved)`, `stop()`, `clear()`, `retry()`. */
   constructor(place, actions) {
     this.#place = place;
     this.#ask = actions.ask;
     this.#messages = new Keyed((key) => new MessageView(key.slice(0, key.indexOf(":"))));
+    this.#asks = new AsksView(actions.answer);
     this.#frame();
     this.#compose();
     find("stop").addEventListener("click", actions.stop);
@@ -71,15 +74,16 @@ export class View {
 
   #frame() {
     const { chat, sub } = this.#place;
+    find("bottom").prepend(this.#asks.node);
     const here = sub.at(-1);
     document.title = here ? `${here.agent} · Culet` : chat === "default" ? "Culet" : `${chat} · Culet`;
-    setAttribute(find("brand"), "href", pageOf({ chat, sub: [] }));
+    setAttribute(find("brand"), "href", pageOf({ ...this.#place, sub: [] }));
     const where = find("where");
     if (!here) {
       where.append(chat === "default" ? "" : chat);
       return;
     }
-    const back = pageOf({ chat, sub: sub.slice(0, -1) });
+    const back = pageOf({ ...this.#place, sub: sub.slice(0, -1) });
     const label = sub.length > 1 ? sub.at(-2).agent : "the chat";
     where.append(
       el("a", { className: "back", href: back }, el("span", { "aria-hidden": "true" }, "← "), `Back to ${label}`),
@@ -155,6 +159,7 @@ export class View {
     const waiting = this.#waiting(model, turn);
     setText(find("waiting"), waiting);
     find("waiting").hidden = waiting === "";
+    this.#asks.update(model.waitingCalls);
     this.#buttons(chat, turn);
     this.#announce(turn, runs);
     if (this.#stick) this.#toEnd();
@@ -163,7 +168,7 @@ export class View {
   #log({ chat, runs }, turn) {
     const hrefOf = (run) => {
       const { agent, name } = run.subAgent;
-      return pageOf({ chat: this.#place.chat, sub: [...this.#place.sub, { agent, name }] });
+      return pageOf({ ...this.#place, sub: [...this.#place.sub, { agent, name }] });
     };
     const keys = chat.messages.map((message) => `${message.role}:${message.id}`);
     const views = this.#messages.take(keys);
