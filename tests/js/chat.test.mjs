@@ -172,6 +172,17 @@ test("a question that is not taken is over, with the reason, and the others wait
   assert.deepEqual(chat.notes.get("u2"), { kind: "error", text: "too large" });
 });
 
+test("of turns that are over the newest are known, of those that go on all", () => {
+  const turn = (id) => [{ ...TURN[0], id }, { ...done(), id }];
+  const many = Array.from({ length: 600 }, (_, at) => turn(`t${at}`)).flat();
+
+  const chat = fold(many, asked);
+
+  assert.equal(chat.turns.length, 256);
+  assert.equal(chat.turns[0].phase, "asked");
+  assert.deepEqual([chat.turns[1].id, chat.turns.at(-1).id], ["t345", "t599"]);
+});
+
 test("a continuation goes on in the last answer", () => {
   const stored = withTranscript(emptyChat(), [user("u"), answer("m", "Hello")]);
   const more = [{ type: "text-start", id: "t" }, { type: "text-delta", id: "t", delta: " again" }];

@@ -25,12 +25,15 @@ export function activeTurn(chat) {
   return chat.turns.find(isLive);
 }
 
+const KEPT = 256; // turns: of those that are over only the newest, to keep their late frames out
+
 function withTurn(chat, turn) {
   const known = chat.turns.some(({ id }) => id === turn.id);
   const turns = known
     ? chat.turns.map((old) => (old.id === turn.id ? turn : old))
     : [...chat.turns, turn];
-  return { ...chat, turns };
+  const oldest = turns.length > KEPT ? turns.findIndex((old) => !isLive(old)) : -1;
+  return { ...chat, turns: oldest < 0 ? turns : turns.toSpliced(oldest, 1) };
 }
 
 function turnOf(chat, id) {
