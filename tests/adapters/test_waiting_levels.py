@@ -22,7 +22,7 @@ from culet.kernel import (
     Response,
     agent_tool,
 )
-from culet.kernel.errors import NotFound, UsageError
+from culet.kernel.errors import NotFound, SqlError, UsageError
 from culet.kernel.testing import Harness, open_test_kernel
 from culet.kernel.testing_scenario import Point, Scenario, Spec, run_scenario
 from volume import Volume
@@ -120,6 +120,8 @@ class Base(Think):
         GATES.append(f"{type(self).__name__}>{child.class_name} {request.path}")
         if f"{type(self).__name__}>{child.class_name}" in REFUSED:
             return Response("no", 403)
+        if "broken" in REFUSED:
+            raise SqlError("secret-token-9", "select secret")
         return await super().on_before_sub_agent(request, child)
 
     def should_connection_be_readonly(self, connection: Any, ctx: Any) -> bool:
@@ -476,7 +478,9 @@ def test_an_answer_that_was_taken_stands_after_a_crash_at_any_point(
 
 
 @pytest.mark.rule("B-11", "W-189")
-@pytest.mark.parametrize("who", ["readonly", "a gate", "nobody", "another call"])
+@pytest.mark.parametrize(
+    "who", ["readonly", "a gate", "nobody", "another call", "a broken gate"]
+)
 async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
     name = "reader" if who == "readonly" else "c"
     async with (
@@ -487,6 +491,8 @@ async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
         question = await asked(first)
         if who == "a gate":
             REFUSED.add("Mid>Low")
+        if who == "a broken gate":
+            REFUSED.add("broken")
         told = {"toolCallId": "k1", "runId": question["runId"], "approved": True}
         if who == "nobody":
             told["runId"] = "run-of-nobody"
@@ -496,8 +502,12 @@ async def test_the_gates_hold(clock: object, script: Any, who: str) -> None:
         await tab.until(lambda c: bool(c.of("cf_agent_run_answer")))
         [answer] = tab.of("cf_agent_run_answer")
         assert not answer["accepted"]
-        why = {"readonly": "readonly", "a gate": "gate", "nobody": "no run"}.get(who)
+        why = {
+            "readonly": "readonly", "a gate": "gate", "nobody": "no run",
+            "a broken gate": "(error ",
+        }.get(who)  # fmt: skip
         assert why is None or why in answer["error"]
+        assert "secret" not in str(answer), "a client gets no words of a query"
         assert first.of("cf_agent_run_answer") == []
         await trio.sleep(10)
         assert DONE == []

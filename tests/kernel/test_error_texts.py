@@ -59,6 +59,11 @@ class Kid(Agent):
         raise RAISED[turn.input]
 
 
+class Mute(Kid):
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Any]:
+        yield [SECRET]
+
+
 class Unborn(Kid):
     async def on_start(self) -> None:
         raise ValueError(TEXT)
@@ -116,6 +121,8 @@ class Top(Agent):
         raise RAISED[message]
 
     async def on_request(self, request: Request) -> Response:
+        if request.query["raise"] == "no response":
+            return {"told": SECRET}  # type: ignore[return-value]
         raise RAISED[request.query["raise"]]
 
     def validate_state_change(self, next: Any, source: Any) -> None:  # noqa: A002
@@ -129,7 +136,7 @@ class Caller(Agent):
 
 
 def opened() -> Any:
-    return open_test_kernel(roots=[Top], facets=[Kid, Unborn, Odd, Caller])
+    return open_test_kernel(roots=[Top], facets=[Kid, Mute, Unborn, Odd, Caller])
 
 
 def logged(caplog: pytest.LogCaptureFixture, error_id: str) -> str:
@@ -308,6 +315,21 @@ async def test_what_a_request_a_message_or_a_connect_raises_is_an_id(
 
 
 @pytest.mark.rule("W-023", "W-033", "W-060")
+@pytest.mark.rule("F-54")
+async def test_what_is_no_answer_and_no_chunk_is_not_shown_either(
+    clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened() as test:
+        response = await (await reached(test, "no response")).handle()
+        assert response.status == 500
+        check_hidden(bytes(response.body).decode(), caplog, text="no Response")
+        peer = await connect(test)
+        run = await agent_at(test).run_agent_tool(Mute, "plain", run_id="r")
+        await agent_at(test).durable()
+        assert "a chunk is a mapping" in run.error
+        assert SECRET not in str(peer.out)
+
+
 async def test_an_author_refuses_a_request_or_a_socket_in_words_of_their_own(
     clock: object,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .core import frames
 from .core.path import PathBelow, PathStep
-from .errors import CuletError, NotFound, Refused
+from .errors import CuletError, NotFound, Refused, is_told
 from .node import Ambient
 from .state import READONLY
 from .visits import pass_gates
@@ -34,6 +34,11 @@ async def from_client(
         taken = await _answered(node, connection, run_id, frame)
     except CuletError as wrong:
         error = str(wrong)
+        if not is_told(wrong):
+            error_id = node.tree.kernel.report(
+                "frame", node, wrong, name=connection.place
+            )
+            error = f"the answer failed (error {error_id})"
     connection.reply(frames.run_answer(run_id, call_id, taken=taken, error=error))
 
 

@@ -419,7 +419,8 @@ class TreeTarget:
         ctx = Ambient(node, request=asked, identity=asked.identity)
         answer = await node.enter(ctx, node.agent.on_request, asked)
         if not isinstance(answer, Response):
-            msg = f"{node.kind.name}.on_request returned {answer!r}, not a Response"
+            msg = f"{node.kind.name}.on_request returned no Response, but "
+            msg += f"a {type(answer).__name__}"
             raise UsageError(msg)
         return answer
 

@@ -82,7 +82,7 @@ def check(progress: Progress) -> None:
     for name in ("message", "phase"):
         value = getattr(progress, name)
         if value is not None and not isinstance(value, str):
-            msg = f"{name} is a text, not {value!r:.200}"
+            msg = f"{name} is a text, not a {type(value).__name__}"
             raise UsageError(msg)
     if progress.milestone is not None and not is_milestone(progress.milestone):
         msg = f"a milestone is a short name, not {progress.milestone!r:.200}"

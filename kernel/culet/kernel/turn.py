@@ -228,7 +228,9 @@ class Turn:
         self._node.check()
         kind = chunk.get("type") if isinstance(chunk, Mapping) else None
         if not isinstance(kind, str):
-            msg = f"a chunk is a mapping with a text as 'type', not {chunk!r}"
+            what = chunk if isinstance(chunk, Mapping) else None
+            said = f"a {type(chunk).__name__}" if what is None else "one without it"
+            msg = f"a chunk is a mapping with a text as 'type', not {said}"
             raise UsageError(msg)
         try:
             body = _encode(chunk)

@@ -99,6 +99,11 @@ class Visit:
                     response = await node.enter(
                         ctx, node.agent.on_request, self.request
                     )
+                    if not isinstance(response, Response):
+                        what = type(response).__name__
+                        raise TypeError(
+                            f"on_request returned no Response, but a {what}"
+                        )
             except CuletError as error:
                 response = error_response(error)
             except Exception as error:
