@@ -24,6 +24,7 @@ NO_EDGE: Final = {
     "batch_s": PACE,
     "wake_slice": PACE,
     "adapter_poll_s": PACE,
+    "sweep_runs": PACE,
 }
 
 

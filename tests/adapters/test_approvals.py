@@ -434,6 +434,34 @@ async def test_what_the_server_runs_takes_no_result_from_a_client(
 
 @pytest.mark.rule("W-174")
 @pytest.mark.limit("tool_output_bytes")
+async def test_a_result_of_just_the_bound_is_a_result(
+    clock: object, script: Any
+) -> None:
+    script([call("c1", "own")], "So.")
+    async with kernel() as test, connected(test.kernel, ME) as tab:
+        await asked(tab, "own")
+        limit = test.kernel.limits.tool_output_bytes
+        result(tab, "c1", "x" * (limit - 2))  # its quotes count
+        await went_on(tab)
+        [(_, state, _output), said] = await last(test)
+        assert (state, said) == ("output-available", "So.")
+
+
+@pytest.mark.limit("tool_output_bytes")
+async def test_one_byte_more_than_the_bound_is_told_as_an_error(
+    clock: object, script: Any
+) -> None:
+    script([call("c1", "own")], "So.")
+    async with kernel() as test, connected(test.kernel, ME) as tab:
+        await asked(tab, "own")
+        limit = test.kernel.limits.tool_output_bytes
+        result(tab, "c1", "x" * (limit - 1))
+        await went_on(tab)
+        [(_, state, text), said] = await last(test)
+        assert (state, said) == ("output-error", "So.")
+        assert str(limit) in text
+
+
 async def test_a_result_that_is_too_large_is_told_as_an_error(
     clock: object, script: Any
 ) -> None:

@@ -518,7 +518,9 @@ async def test_who_joins_a_silent_run_after_a_crash_waits_as_long_as_the_limits_
             await trio.sleep(0.1)
             await test.crash()
             await test.reopen()
-        await trio.sleep(60)
+        await trio.sleep(4.9)
+        assert "output-available" not in str(await last(test))
+        await trio.sleep(10)  # the turn itself was tried again a moment later
         (_, state, told) = shown(await last(test))[1]
         assert (state, told["status"], told["childStillRunning"]) == (
             "output-available", "running", True,

@@ -217,6 +217,24 @@ async def test_a_turn_waits_when_so_much_of_it_is_not_stored(clock: object) -> N
 # ---- runs
 
 
+@pytest.mark.limit("chunk_bytes")
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_chunk_has_chunk_bytes(more: int, clock: object) -> None:
+    size = 200
+    text = "x" * (size - len(json.dumps(say(""), separators=(",", ":"))) + more)
+
+    class Says(Kid):
+        async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+            yield say("a")
+            yield say(text)
+
+    async with opened(Says, limits=Limits(chunk_bytes=size)) as test:
+        run = await (await top(test)).run_agent_tool(Says, None, run_id="r")
+        assert run.status == ("error" if more else "completed")
+        assert run.summary == "a" + ("" if more else text)
+        assert (f"the limit is {size}" in (run.error or "")) is bool(more)
+
+
 @pytest.mark.limit("retained_runs")
 async def test_of_many_runs_so_many_are_listed_and_replayed(clock: object) -> None:
     async with opened(limits=Limits(retained_runs=3)) as test:

@@ -108,7 +108,6 @@ async def test_a_run_that_is_old_goes_in_the_sleep_of_its_agent_with_all_its_byt
         assert await runs_of(test, "Keeps") == [("r", "completed")]
 
 
-@pytest.mark.limit("sweep_runs")
 @pytest.mark.rule("HB-31", "C-007")
 async def test_each_goes_at_its_time_and_what_runs_or_is_not_heard_of_stays(
     clock: object,

@@ -652,6 +652,7 @@ async def test_the_outbox_is_bounded_and_a_caller_waits_for_room():
                 for i in range(10):
                     nursery.start_soon(ping, str(i))
                 await trio.testing.wait_all_tasks_blocked()
+                assert len(agent._line._outbox) == 2
                 proxy.accepts = True
         assert sorted(got) == [str(i) for i in range(10)]
 
