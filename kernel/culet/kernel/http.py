@@ -37,7 +37,8 @@ class Request:
     is left for the agent (starts with `/`), `url` the same with its query: a facet and
     the gate before it see what is left at their hop. `headers` have lower-case names;
     `identity` is what `authenticate` returned, None when anonymous. `readonly`: a gate has
-    said (with `replace`) that its client may look, and change nothing.
+    said (with `replace`) that its client may look, and change nothing. `body_bytes`
+    bounds what `read` takes.
     """
 
     __slots__ = (
