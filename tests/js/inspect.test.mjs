@@ -127,6 +127,75 @@ test("a dead letter is replayed, and events say what happens, without secrets", 
   assert.deepEqual(faults, []);
 });
 
+test("a root that sleeps is found, and looked into without waking its agents", options, async (t) => {
+  const name = `s-${crypto.randomUUID().slice(0, 8)}`;
+  const client = new AgentClient({ agent: "Office", name, host: URL_GIVEN }, { WebSocket });
+  await client.ready;
+  await client.call("begin", ["done", 1]);
+  client.close();
+  const { page, faults } = await openPage(opened.browser, `${URL_GIVEN}/inspect#runs/Office/${name}`, PHONE);
+  t.after(() => page.close());
+  await page.waitForSelector("#asleep:not([hidden])");
+  assert.match(await page.$eval("#nothing", (node) => node.textContent), /sleeps.*starts none of its agents/);
+  await page.type("#find", "nobody has this");
+  await page.waitForSelector("#no-roots:not([hidden])");
+  await page.$eval("#find", (node) => (node.value = ""));
+  await page.type("#find", name.toUpperCase());
+  await page.waitForFunction((only) => {
+    const names = [...document.querySelectorAll("#roots .name")].map((node) => node.textContent);
+    return names.length === 1 && names[0] === only;
+  }, {}, `Office/${name}`);
+  await shot(page, "inspect-phone-asleep");
+  await page.click("#look-inside");
+  await page.waitForSelector('.row[data-run="done"][data-status="completed"]');
+  await page.click('#tabs a[data-tab="tree"]');
+  await page.waitForFunction(() => document.querySelectorAll(".row").length === 2);
+  assert.deepEqual(await texts(page, ".row .badge"), ["sleeping", "sleeping"], "nobody was woken");
+  await shot(page, "inspect-phone-inside");
+  assert.deepEqual(faults, []);
+});
+
+test("fibers and remnants are shown, a long list goes on, tabs go by the keyboard", options, async (t) => {
+  const { name, client } = await office(t);
+  await client.call("weave", [105]);
+  await client.call("cling", []);
+  t.after(() => client.call("release", []).catch(() => {}));
+  const { page, faults } = await open(t, "tree", name);
+  await page.waitForFunction(() => [...document.querySelectorAll(".row .badge")].some((n) => n.textContent === "remnant"));
+  assert.match(await page.$eval("#counts", (node) => node.textContent), /1 remnant/);
+  assert.match((await texts(page, ".row .facts")).join(), /cut off from everything/);
+  await shot(page, "inspect-remnant");
+  await page.focus('#tabs a[data-tab="tree"]');
+  for (const tab of ["runs", "due", "fibers"]) {
+    await page.keyboard.press("ArrowRight");
+    await page.waitForSelector(`#tabs a[data-tab="${tab}"][aria-selected="true"]`);
+    assert.equal(await page.evaluate(() => document.activeElement.dataset.tab), tab);
+  }
+  await page.waitForFunction(() => {
+    const names = [...document.querySelectorAll(".row .name")].map((node) => node.textContent);
+    return names.includes("f0") && names.includes("f1");
+  });
+  await page.click("#next");
+  await page.waitForFunction(() => document.querySelectorAll(".row").length < 20);
+  assert.ok((await texts(page, ".row .name")).includes("f104"));
+  await page.click("#first");
+  await page.waitForFunction(() => document.querySelectorAll(".row").length === 100);
+  assert.equal(await page.$$eval("button", (nodes) => nodes.filter((n) => !(n.getAttribute("aria-label") ?? n.textContent).trim() && n.id !== "ask-yes").length), 0);
+  assert.deepEqual(faults, []);
+});
+
+test("when the server cannot be read the page says so, and what it shows stays", options, async (t) => {
+  const { name } = await office(t);
+  const { page } = await open(t, "tree", name);
+  await page.setOfflineMode(true);
+  await page.waitForSelector("#problem:not([hidden])");
+  assert.match(await page.$eval("#problem", (node) => node.textContent), /tried again every 2 s/);
+  assert.ok((await page.$$(".row")).length >= 1);
+  await shot(page, "inspect-offline");
+  await page.setOfflineMode(false);
+  await page.waitForSelector("#problem", { hidden: true });
+});
+
 test("on a phone nothing scrolls sideways, in light and in dark", options, async (t) => {
   const { name } = await office(t);
   const { page, faults } = await open(t, "tree", name, PHONE);

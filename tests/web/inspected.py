@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import trio
 
 from culet.kernel import Agent, AgentToolRun, Retry, Turn, rpc
+from culet.kernel.errors import ChildDidNotStop
 
 SECRET = "canary-51c7"
 PACE_S = 0.05
@@ -23,6 +25,20 @@ class Slow(Agent):
         for i in range(turn.input["words"]):
             await trio.sleep(PACE_S)
             yield {"type": "text-delta", "id": "t", "delta": f"{SECRET} {i} "}
+
+
+RELEASED = trio.Event()
+
+
+class Stuck(Agent):
+    """Does not stop when it is told to, until somebody lets it go."""
+
+    async def hold(self) -> None:
+        self.spawn(self.cling)
+
+    async def cling(self) -> None:
+        with trio.move_on_after(20, shield=True):
+            await RELEASED.wait()
 
 
 class Office(Agent):
@@ -42,6 +58,18 @@ class Office(Agent):
             (await self.schedule("0 7 * * *", "report", SECRET)).id,
             (await self.schedule(0, "breaks", SECRET, retry=once)).id,
         ]
+
+    @rpc
+    async def cling(self) -> None:
+        """Leave a remnant behind."""
+        await (await self.dynamic_agents.get(Stuck, "s")).hold()
+        with suppress(ChildDidNotStop):
+            await self.dynamic_agents.abort(Stuck, "s")
+
+    @rpc
+    async def release(self) -> None:
+        """Let the remnants go."""
+        RELEASED.set()
 
     @rpc
     async def called(self) -> int:

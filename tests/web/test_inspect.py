@@ -23,7 +23,7 @@ from culet.web.app import INSPECTOR, gateways_of
 from culet.web.inspect import Inspector, read_static
 from culet.web.inspect.api import error_class
 from culet.web.inspect.events import Hub, Ring, told
-from web.inspected import SECRET, Office, Slow
+from web.inspected import SECRET, Office, Slow, Stuck
 from web.serving import RUNNERS, Server, read_all
 
 SERVER = Path(__file__).parents[1] / "js" / "inspect-server.py"
@@ -94,7 +94,11 @@ async def desk(
 ) -> AsyncIterator[Desk]:
     async with (
         open_kernel(
-            roots=[Office], facets=[Slow], limits=limits, idle_s=idle_s
+            roots=[Office],
+            facets=[Slow, Stuck],
+            limits=limits,
+            idle_s=idle_s,
+            abort_grace_s=0.2,
         ) as kernel,
         trio.open_nursery() as nursery,
     ):
@@ -304,6 +308,20 @@ async def test_a_root_that_sleeps_is_shown_and_may_be_called() -> None:
             return bool(await office.called())
 
         await until(is_called)
+
+
+async def test_code_that_did_not_stop_is_shown_as_a_remnant() -> None:
+    async with desk("own") as seen:
+        office = await seen.office()
+        await office.cling()
+        tree = await rows(seen, "tree")
+        assert [(r["path"], r["state"]) for r in tree] == [
+            ("Office/o", "live"),
+            ("Office/o/Stuck/s", "sleeping"),
+            ("Office/o/Stuck/s", "remnant"),
+        ]
+        assert (await seen.get("roots", ""))["counts"]["remnants"] == 1
+        await office.release()
 
 
 async def test_a_root_that_sleeps_and_owes_nothing_is_listed_and_opened_if_asked() -> (

@@ -1,13 +1,13 @@
 // The inspector: a root and a tab are chosen, their page is read anew when something happens.
 import { act, follow, read } from "./api.js";
-import { byId, bytes, el, many, Rows, setText } from "./dom.js";
+import { byId, bytes, el, many, Rows, setText, span } from "./dom.js";
 import { TABS } from "./views.js";
 
 const EVENTS_SHOWN = 200;
 const REST_MS = 2000; // between two looks when nothing happens
 const SOON_MS = 400; // after something did
 
-const state = { root: null, tab: "tree", after: null, roots: [], more: [], busy: false, again: false };
+const state = { root: null, tab: "tree", after: null, roots: [], more: [], busy: false, again: false, find: "", opened: null };
 const page = { now: Date.now(), window: { from: 0, to: 1 }, ask };
 const rows = new Rows(byId("rows"));
 const rootRows = new Rows(byId("roots"));
@@ -39,10 +39,15 @@ function choose() {
   state.tab = next.tab;
   state.root = next.root ?? state.roots[0] ?? null;
   state.after = null;
+  if (!same(state.opened, state.root)) state.opened = null;
+  page.root = state.root;
   rows.clear();
   for (const link of byId("tabs").children) {
+    const is = link.dataset.tab === state.tab;
     link.href = address(link.dataset.tab, state.root);
-    link.setAttribute("aria-selected", String(link.dataset.tab === state.tab));
+    link.setAttribute("aria-selected", String(is));
+    link.tabIndex = is ? 0 : -1;
+    if (is) byId("panel").setAttribute("aria-labelledby", `root-title ${link.id}`);
   }
   setText(byId("root-title"), state.root ? `${state.root.class}/${state.root.name}` : "No root is known");
   showRoots();
@@ -60,17 +65,26 @@ function showRoots() {
       node: el("li", {}, link),
       update(root) {
         setText(name, `${root.class}/${root.name}`);
-        setText(about, root.state === "open" ? many(root.agents, "agent") : "sleeping");
+        setText(about, root.state === "open" ? many(root.agents, "agent") : sleeping(root));
         link.href = address(state.tab, root);
+        const was = link.hasAttribute("aria-current");
         if (same(root, state.root)) link.setAttribute("aria-current", "true");
         else link.removeAttribute("aria-current");
+        if (!was && same(root, state.root)) requestAnimationFrame(() => link.scrollIntoView({ block: "nearest" }));
       },
     };
   });
 }
 
+function sleeping({ due_at: due }) {
+  return due ? `asleep, due in ${span(due - page.now)}` : "asleep";
+}
+
 async function readRoots(after = null) {
-  const found = await read("roots", { after });
+  const find = state.find;
+  const found = await read("roots", { after, find: find || null });
+  if (find !== state.find) return; // somebody types on
+  page.now = found.now;
   if (after) state.more.push(found);
   else {
     state.first = found;
@@ -79,6 +93,8 @@ async function readRoots(after = null) {
   const last = state.more.at(-1) ?? state.first;
   const known = new Map([state.first, ...state.more].flatMap(({ rows: page }) => page).map((it) => [it.class + "/" + it.name, it]));
   state.roots = [...known.values()];
+  byId("no-roots").hidden = state.roots.length > 0;
+  setText(byId("no-roots"), find ? "No root has this in its name." : "There are none yet: the first call or client makes one.");
   byId("more-roots").hidden = !last.after;
   byId("more-roots").dataset.after = last.after ?? "";
   const { trees, sleeping_trees: sleeping, nodes, connections, remnants } = found.counts;
@@ -102,7 +118,7 @@ function describe(found) {
 async function readPage() {
   const { root, tab, after } = state;
   if (!root || tab === "events") return { rows: root ? heard(root) : [], after: null };
-  return read(tab, { class: root.class, name: root.name, after });
+  return read(tab, { class: root.class, name: root.name, after, open: same(state.opened, root) ? 1 : null });
 }
 
 function show(found) {
@@ -114,9 +130,10 @@ function show(found) {
   page.window = { from: Math.min(page.now - 1, ...begun), to: Math.max(...ended, 0) || page.now };
   rows.show(list, key, () => make(page));
   byId("rows").dataset.tab = state.tab;
-  setText(byId("about"), describe(found));
+  setText(byId("about"), found.asleep ? "asleep" : describe(found));
+  byId("asleep").hidden = !found.asleep;
   byId("nothing").hidden = list.length > 0 && !(state.tab === "events" && lost);
-  setText(byId("nothing"), state.tab === "events" && lost ? `${many(lost, "event")} came too fast and are not shown.` : nothing);
+  setText(byId("nothing"), found.asleep ? ASLEEP : state.tab === "events" && lost ? `${many(lost, "event")} came too fast and are not shown.` : nothing);
   byId("first").hidden = !state.after;
   byId("next").hidden = !found.after;
   byId("next").dataset.after = found.after ?? "";
@@ -143,7 +160,7 @@ async function refresh() {
     if (root === state.root && tab === state.tab && after === state.after) show(found);
     byId("problem").hidden = true;
   } catch (error) {
-    setText(byId("problem"), `This could not be read: ${error.message}`);
+    setText(byId("problem"), `This could not be read, what you see may be old; it is tried again every ${REST_MS / 1000} s. (${error.message})`);
     byId("problem").hidden = false;
   }
   state.busy = false;
@@ -174,7 +191,7 @@ function ask({ title, text, yes, verb, id }) {
       const { done } = await act(root, verb, id);
       say(done ? "Done." : "It was over already: nothing was changed.");
     } catch (error) {
-      say(`That failed: ${error.message}`);
+      say(`That failed: ${error.message}`, "bad");
     }
     refresh();
   };
@@ -182,21 +199,42 @@ function ask({ title, text, yes, verb, id }) {
 }
 
 let saying = 0;
-function say(text) {
+function say(text, tone = "plain") {
   clearTimeout(saying);
   setText(byId("said"), text);
+  byId("said").dataset.tone = tone;
   byId("said").hidden = false;
-  saying = setTimeout(() => (byId("said").hidden = true), 6000);
+  saying = setTimeout(() => (byId("said").hidden = true), tone === "bad" ? 30_000 : 6000);
 }
 
 // ---- begin
 
+const ASLEEP = "This root sleeps. To look inside opens its files and starts none of its agents.";
 const LINKS = { open: "live", waiting: "connecting …", refused: "no events" };
 for (const [tab, { title }] of Object.entries(TABS)) {
-  const link = el("a", { role: "tab", textContent: title });
+  const link = el("a", { role: "tab", id: `tab-${tab}`, textContent: title, "aria-controls": "panel" });
   link.dataset.tab = tab;
   byId("tabs").append(link);
 }
+byId("tabs").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const links = [...byId("tabs").children];
+  const at = links.findIndex((link) => link.dataset.tab === state.tab) + step;
+  const next = links[Math.min(links.length - 1, Math.max(0, at))];
+  next.focus();
+  location.hash = next.hash;
+});
+byId("find").addEventListener("input", () => {
+  state.find = byId("find").value.trim();
+  state.more = [];
+  refresh();
+});
+byId("look-inside").onclick = () => {
+  state.opened = state.root;
+  refresh();
+};
 byId("next").onclick = () => {
   state.after = byId("next").dataset.after;
   refresh();

@@ -1,6 +1,9 @@
 // How one row of each list looks. A view is `{node, update(item)}`; `now` is the server's clock.
 import { bytes, clock, el, many, moment, setText, span } from "./dom.js";
 
+/** A path below its root, which stands above the list already. */
+const below = (path) => path.split("/").slice(2).join("/") || "the root itself";
+
 /** A row: what it is called, how it stands, facts in small, what may be done to it. */
 function row({ actions = [], timeline = false } = {}) {
   const name = el("span", { className: "name" });
@@ -26,6 +29,8 @@ function row({ actions = [], timeline = false } = {}) {
       setText(badge, state);
       badge.dataset.tone = tone;
       setText(facts, told.filter(Boolean).join(" · "));
+      node.title = title;
+      for (const button of made.values()) button.setAttribute("aria-label", `${button.textContent.replace(" …", "")}: ${title}`);
     },
     allow(verbs) {
       for (const [verb, button] of made) button.hidden = !verbs.includes(verb);
@@ -45,14 +50,15 @@ function agent() {
     update(it) {
       const steps = it.path.split("/");
       node.dataset.depth = Math.min(4, Math.max(0, steps.length / 2 - 1));
-      node.title = it.path;
       view.set(steps.slice(-2).join("/"), it.state, AGENT_TONES[it.state] ?? "rest", [
         bytes(it.bytes),
         it.runs && many(it.runs, "run"),
         it.sockets && many(it.sockets, "socket"),
         it.jobs && many(it.jobs, "job"),
-        it.dead_jobs && `${it.dead_jobs} dead`,
+        it.dead_jobs && many(it.dead_jobs, "dead letter"),
         it.refs && many(it.refs, "keep-alive"),
+        it.state === "remnant" && "its code was told to stop and goes on, cut off from everything; a restart of the server ends it",
+        it.state === "resting" && "it failed too often; it is tried again by and by",
       ]);
     },
   };
@@ -76,7 +82,7 @@ function run(page) {
       node.dataset.run = it.run_id;
       node.dataset.status = it.status;
       const going = it.status === "running";
-      view.set(it.path, going && it.phase !== "running" ? it.phase : it.status, RUN_TONES[it.status] ?? "rest", [
+      view.set(below(it.path), going && it.phase !== "running" ? it.phase : it.status, RUN_TONES[it.status] ?? "rest", [
         `began ${clock(it.started_at)}`,
         `${going ? "for" : "took"} ${span(it.elapsed_s * 1000)}`,
         it.chunks !== null && many(it.chunks, "chunk"),
@@ -136,7 +142,7 @@ function due(page) {
         (WHY[it.why] ?? (() => it.why))(it, page.now),
         moment(it.due_at),
         it.kind + (it.rule ? ` ${it.rule}` : "") + (it.tz ? ` ${it.tz}` : ""),
-        it.path,
+        below(it.path),
         it.error,
       ]);
       view.allow(it.acts);
@@ -153,7 +159,7 @@ function dead(page) {
       shown = it;
       view.node.dataset.job = it.id;
       view.set(it.what, it.kind, "bad", [
-        it.path, `${many(it.attempts, "attempt")} failed`, it.error, `last due ${moment(it.due_at)}`,
+        below(it.path), `${many(it.attempts, "attempt")} failed`, it.error, `last due ${moment(it.due_at)}`,
       ]);
       view.allow(it.acts);
     },
@@ -167,7 +173,7 @@ function fiber(page) {
     node: view.node,
     update(it) {
       view.set(it.name, it.status, RUN_TONES[it.status] ?? "rest", [
-        it.path,
+        below(it.path),
         it.kind,
         `began ${clock(it.started_at)}`,
         it.completed_at ? `took ${span(it.completed_at - it.started_at)}` : `for ${span(page.now - it.started_at)}`,
@@ -185,7 +191,7 @@ function effect() {
   return {
     node: view.node,
     update(it) {
-      view.set(it.name, it.status, "warn", [it.path, `attempt ${it.attempt}`, `began ${moment(it.began_at)}`, it.error]);
+      view.set(it.name, it.status, "warn", [below(it.path), `attempt ${it.attempt}`, `began ${moment(it.began_at)}`, it.error]);
     },
   };
 }
@@ -210,11 +216,11 @@ function event() {
 
 /** The tabs: what to ask for, what to call a row, how it looks, what an empty list means. */
 export const TABS = {
-  tree: { title: "Agents", noun: ["agent", "agents"], key: (it) => it.slot + it.state, make: agent, nothing: "No agent of this root is open: it sleeps." },
-  runs: { title: "Runs", noun: ["run", "runs"], key: (it) => it.number, make: run, nothing: "No runs here, or the root sleeps." },
-  due: { title: "Schedules", noun: ["thing is owed", "things are owed"], key: (it) => it.id, make: due, nothing: "Nothing is owed in the next seven days." },
-  fibers: { title: "Fibers", noun: ["fiber or turn", "fibers and turns"], key: (it) => it.id, make: fiber, nothing: "No fibers or turns are kept, or the root sleeps." },
-  dead: { title: "Dead letters", noun: ["dead letter", "dead letters"], key: (it) => it.id, make: dead, nothing: "Nothing rests here." },
-  effects: { title: "Uncertain", noun: ["effect", "effects"], key: (it) => it.id, make: effect, nothing: "No effect waits for a person." },
-  events: { title: "Events", noun: ["event", "events"], key: (it) => it.n, make: event, nothing: "Nothing has happened since this page was opened." },
+  tree: { title: "Agents", noun: ["agent", "agents"], key: (it) => it.slot + it.state, make: agent, nothing: "This root has no agents: it is being made, or deleted." },
+  runs: { title: "Runs", noun: ["run", "runs"], key: (it) => it.number, make: run, nothing: "No run is kept. One appears here when an agent asks another to work as its tool." },
+  due: { title: "Schedules", noun: ["thing is owed", "things are owed"], key: (it) => it.id, make: due, nothing: "Nothing is owed in the next seven days: no schedule, no queued call, no turn." },
+  fibers: { title: "Fibers", noun: ["fiber or turn", "fibers and turns"], key: (it) => it.id, make: fiber, nothing: "No fiber and no turn is kept." },
+  dead: { title: "Dead letters", noun: ["dead letter", "dead letters"], key: (it) => it.id, make: dead, nothing: "Nothing rests here: whatever failed is being tried again, or was given up by its agent." },
+  effects: { title: "Uncertain", noun: ["effect", "effects"], key: (it) => it.id, make: effect, nothing: "No effect waits for a person to say whether it happened." },
+  events: { title: "Events", noun: ["event", "events"], key: (it) => it.n, make: event, nothing: "Nothing has happened since this page was opened. What comes is shown at once." },
 };
