@@ -89,6 +89,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/local.py $(BENCH)
 	$(BIN)/python tests/bench/scale.py $(SCALE)
 	$(BIN)/python tests/bench/runs.py $(RUNS_BENCH)
+	$(BIN)/python tests/bench/crowd.py $(CROWD)
 
 bench-peer: $(DEV)
 	tests/bench/peer/run.sh

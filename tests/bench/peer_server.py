@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -23,10 +24,35 @@ from culet.web import create_app, serve
 CLOCK = SystemClock()
 
 
+class Passes(trio.abc.Instrument):
+    """The longest pass of the loop since somebody asked: its time, and its CPU time."""
+
+    def __init__(self) -> None:
+        self._worst = self._worst_cpu = 0
+        self._since, self._cpu = time.perf_counter_ns(), time.thread_time_ns()
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._since, self._cpu = time.perf_counter_ns(), time.thread_time_ns()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._worst = max(self._worst, time.perf_counter_ns() - self._since)
+        self._worst_cpu = max(self._worst_cpu, time.thread_time_ns() - self._cpu)
+
+    def take(self) -> list[float]:
+        took = [self._worst / 1e6, self._worst_cpu / 1e6]
+        self._worst = self._worst_cpu = 0
+        return took
+
+
+PASSES = Passes()
+
+
 class Input(msgspec.Struct, rename="camel"):
     chunks: int
     delay_ms: float = 0
     slow_until: float = 0
+    size: int = 200  # of a chunk of `Teller`, bytes
+    per_s: float = 0  # chunks of `Teller`; 0: as fast as they are stored
 
 
 async def deltas(given: Input, start: int = 0) -> AsyncIterator[str]:
@@ -74,6 +100,25 @@ class ThinkWriter(Think):
         return as_text(input)
 
 
+class Teller(Agent):
+    """Says when it said it, in chunks of one size, at a pace."""
+
+    async def on_turn(self, turn: Any) -> AsyncIterator[dict[str, Any]]:
+        given = msgspec.convert(turn.input, Input)
+        pad = "." * (given.size - len(as_text(stamped(""))))
+        begun = trio.current_time()
+        for i in range(given.chunks):
+            if given.per_s:
+                await trio.sleep_until(begun + i / given.per_s)
+            yield stamped(pad)
+
+
+def stamped(pad: str) -> dict[str, Any]:
+    """Return a chunk with the time of the machine's clock, which clients share."""
+    text = f"@{time.perf_counter_ns():020d} {pad}"
+    return {"type": "text-delta", "id": "t", "delta": text}
+
+
 class JobRunner(Agent):
     initial_state = {"n": 0}
 
@@ -86,7 +131,11 @@ class JobRunner(Agent):
         return "pong" if x is None else x
 
 
-KINDS: dict[str, type[Agent]] = {"chat": ChatWriter, "think": ThinkWriter}
+KINDS: dict[str, type[Agent]] = {
+    "chat": ChatWriter,
+    "think": ThinkWriter,
+    "tell": Teller,
+}
 
 
 async def each(n: int, parallel: int, fn: Callable[[int], Awaitable[None]]) -> int:
@@ -163,6 +212,11 @@ class Supervisor(Agent):
         for _ in range(k):
             await self.run_agent_tool(KINDS[kind], given, detached=True)
         return k
+
+    @rpc(name="longestPass")
+    async def longest_pass(self) -> list[float]:
+        """Of the loop, since the last call: ms by the clock, ms of CPU time."""
+        return PASSES.take()
 
     @rpc(name="runStatus")
     async def run_status(self) -> dict[str, int]:
@@ -250,9 +304,10 @@ class Supervisor(Agent):
 
 
 async def main(port: int, folder: str, level: Any) -> None:
+    trio.lowlevel.add_instrument(PASSES)
     async with open_kernel(
         roots=[Supervisor],
-        facets=[JobRunner, ChatWriter, ThinkWriter],
+        facets=[JobRunner, ChatWriter, ThinkWriter, Teller],
         storage=f"sqlite:{folder}",
         durability=level,
         limits=Limits(jobs_at_once=1024, connections_per_address=4000),
