@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culet.kernel import Agent, Turn
-from culet.kernel.logs import FIELDS, JsonLines, WhoLogs
+from culet.kernel.logs import FIELDS, JsonLines, WhoLogs, log_runs
 from culet.kernel.testing import open_test_kernel
 
 log = logging.getLogger("somebody.else")
@@ -26,7 +26,16 @@ class Kid(Agent):
         yield {"type": "text-delta", "id": "t", "delta": "x"}
 
 
+class Bad(Agent):
+    async def on_turn(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "text-delta", "id": "t", "delta": "x"}
+        raise ValueError("no luck")
+
+
 class Top(Agent):
+    async def fails(self) -> None:
+        await self.run_agent_tool(Bad, "x", run_id="r2")
+
     async def ask(self) -> None:
         log.warning("before", extra={"colour": "red", "odd": object})
         await self.run_agent_tool(Kid, "x", run_id="r1")
@@ -63,6 +72,34 @@ async def test_a_record_names_the_agent_and_the_run_it_works_for(
     assert (inside["agent"], inside["run_id"]) == ("Top/a/Kid/r1", "r1")
     assert inside["message"] == "in the turn r1"
     assert before["at"].endswith("Z")
+
+
+async def test_what_ends_a_run_names_the_run_its_agent_and_the_error(
+    clock: object, lines: Any
+) -> None:
+    kernel_log = logging.getLogger("culet")
+    kernel_log.addHandler(log.handlers[0])
+    level = kernel_log.level
+    kernel_log.setLevel(logging.INFO)
+    try:
+        async with open_test_kernel(roots=[Top], facets=[Kid, Bad]) as test:
+            end = log_runs(test.kernel)
+            await (await test.kernel.get_agent(Top, "a")).fails()
+            end()
+            await (await test.kernel.get_agent(Top, "a")).ask()
+    finally:
+        kernel_log.setLevel(level)
+        kernel_log.removeHandler(log.handlers[0])
+    told = [line for line in lines() if line["logger"].startswith("culet")]
+    failed, ended = told
+    for line in told:
+        assert (line["agent"], line["run_id"]) == ("Top/a/Bad/r2", "r2")
+    assert (failed["what"], failed["level"]) == ("turn", "error")
+    assert failed["error_id"] in failed["message"]
+    assert "no luck" in failed["error"]
+    assert (ended["logger"], ended["level"], ended["status"], ended["attempt"]) == (
+        "culet.runs", "warning", "error", 1,
+    )  # fmt: skip
 
 
 async def test_an_error_keeps_its_traceback_in_one_line(

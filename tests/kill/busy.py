@@ -28,6 +28,8 @@ class Desk(Agent):
         self.sql("CREATE TABLE IF NOT EXISTS kept (name TEXT, size INTEGER)")
 
     async def on_request(self, request: Request) -> Response:
+        if request.path == "/fails":
+            raise ValueError("no luck")
         if request.path == "/events":
             return Response(self.beats(), headers={"content-type": "text/event-stream"})
         size = 0

@@ -212,6 +212,33 @@ async def test_code_that_never_stops_is_left_and_named_and_nothing_told_is_lost(
         assert second.process.returncode == 0
 
 
+@pytest.mark.parametrize("command", [OURS, OURS_APP], ids=["opener", "app"])
+async def test_its_log_as_json_tells_start_failure_end_of_a_run_and_drain(
+    command: Sequence[str], tmp_path: Path
+) -> None:
+    async with life(tmp_path, command) as first:
+        status, _, body = await first.server.http("GET", "/agents/desk/d/fails")
+        assert status == 500
+        async with first.server.connect() as client:
+            await client.hello()
+            assert (await client.call("work", "w1", 2))["result"] == "completed 2"
+        await first.stop()
+        told = first.said()
+    assert all({"at", "level", "logger", "message"} <= line.keys() for line in told)
+    assert told[0]["message"] == f"serving on {first.server.url}"
+    [failed] = [line for line in told if line.get("what") == "request"]
+    assert (failed["agent"], failed["level"]) == ("Desk/d", "error")
+    assert failed["error_id"].encode() in body
+    assert "ValueError: no luck" in failed["error"]
+    ended = {line["run_id"]: line for line in told if line["logger"] == "culet.runs"}
+    assert set(ended) == {"w1", "leaf"}
+    assert ended["leaf"]["agent"] == "Hub/h/Middle/w1/Leaf/leaf"
+    assert {line["status"] for line in ended.values()} == {"completed"}
+    assert [line["signal"] for line in told if "signal" in line] == ["SIGTERM"]
+    [drained] = [line for line in told if line["message"] == "drained"]
+    assert drained["cut"] == 0
+
+
 # ---- any moment, under load
 
 

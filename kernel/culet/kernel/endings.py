@@ -253,7 +253,9 @@ class Endings:
         if ending.status == "completed" and subject.kind != "fiber":
             lost = self.tree.streams.open(subject.slot, subject.id).failed
             if lost is not None:  # it said more than could be stored
-                error_id = self.tree.kernel.report("turn", None, lost, name=subject.id)
+                error_id = self.tree.kernel.report(
+                    "turn", None, lost, name=subject.id, run_id=subject.id
+                )
                 step.ends[0] = (
                     subject, Ending.by("failed", str(lost), error_id=error_id)
                 )  # fmt: skip
@@ -500,7 +502,9 @@ class Endings:
                         node.agent._ended(subject.id, end)
                     except Exception as error:  # the commit stands: all are told
                         name = f"end of {subject.id}"
-                        self.tree.kernel.report("turn", node, error, name=name)
+                        self.tree.kernel.report(
+                            "turn", node, error, name=name, run_id=subject.id
+                        )
                 stream.close(end)
             self._wake(subject)
             self.tree.emit(

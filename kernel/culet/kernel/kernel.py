@@ -552,13 +552,27 @@ class Kernel:
                 log.exception("a listener of %r failed", channel)
 
     def report(
-        self, what: str, node: Node | None, error: BaseException, *, name: str
+        self,
+        what: str,
+        node: Node | None,
+        error: BaseException,
+        *,
+        name: str,
+        run_id: str | None = None,
     ) -> str:
-        """Log a failure with its details under a fresh error id, and return the id."""
+        """Log a failure with its details under a fresh error id, and return the id.
+
+        `run_id`: the run, turn or fiber that failed, if that is not who calls this.
+        """
         error_id = self.chance.id(8)
+        about = {"what": what, "error_id": error_id}
+        if node is not None:
+            about["agent"] = node.path_text()
+        if run_id is not None:
+            about["run_id"] = run_id
         where = node.path_text() if node is not None else "-"
         told = error_id, what, shown(where), shown(name)
-        log.error("%s: %s in %s (%s)", *told, exc_info=error)
+        log.error("%s: %s in %s (%s)", *told, exc_info=error, extra=about)
         self.emit("failure", None, node, Failure(error_id, what, name, error))
         return error_id
 

@@ -6,19 +6,31 @@ code that knows nothing of agents. `JsonLines` writes a record as one JSON objec
     handler = logging.StreamHandler()
     handler.addFilter(WhoLogs())
     handler.setFormatter(JsonLines())
+
+One schema: `at`, `level`, `logger`, `message` are always there; `agent` (a path),
+`run_id`, `tool_call_id` and `connection_id` where one is known. A failure has `what`
+failed, the `error_id` that clients and events name it by, and `error`. The end of a run
+(`log_runs`) has `status`, `reason`, `elapsed_s` and `attempt`; a server that is told to
+stop says `signal`, and `sockets`, `requests` and how many were `cut`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from .core.limits import LOG_CHARS, LOG_ERROR_CHARS
+from .core.limits import LOG_CHARS, LOG_ERROR_CHARS, TERMINALS
 from .core.shown import shortened, shown
+from .events import Transition
 from .node import ambient
 
+if TYPE_CHECKING:
+    from .kernel import Kernel
+
+log = logging.getLogger("culet.runs")
 FIELDS: Final = ("agent", "run_id", "tool_call_id", "connection_id")
 _KNOWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -71,6 +83,22 @@ class JsonLines(logging.Formatter):
             told = self.formatException(record.exc_info)
             line["error"] = shortened(told, LOG_ERROR_CHARS)
         return json.dumps(line, default=repr)  # of whatever text, surrogates too
+
+
+def log_runs(kernel: Kernel) -> Callable[[], None]:
+    """Log how each run ends, from now until what is returned is called."""
+
+    def heard(_channel: str, tree: Any, run: Any, to: Transition) -> None:
+        if to.to not in TERMINALS:
+            return
+        about = {
+            "agent": tree.path_of(run.slot), "run_id": to.run_id, "status": to.to,
+            "reason": to.reason, "elapsed_s": to.elapsed_s, "attempt": to.attempt,
+        }  # fmt: skip
+        level = logging.WARNING if to.to in {"error", "interrupted"} else logging.INFO
+        log.log(level, "a run of %s: %s", to.agent_type, to.to, extra=about)
+
+    return kernel.subscribe("run:transition", heard)
 
 
 @final

@@ -264,7 +264,9 @@ class _Pump:
                     raise
                 except Exception as error:
                     kernel = self.node.tree.kernel
-                    kernel.report("tail", self.node, error, name=self.run_id)
+                    kernel.report(
+                        "tail", self.node, error, name=self.run_id, run_id=self.run_id
+                    )
                 self.silent = False
             if said is _NOTHING:
                 return None
@@ -305,7 +307,11 @@ class _Pump:
             text = text or "it failed, and its adapter does not say why"
             ending = Ending.by("failed", text[:ERROR_CHARS], summary=summary)
             ending.error_id = self.node.tree.kernel.report(  # as raised by its code
-                "turn", self.node, FacetBroken(text), name=self.run_id
+                "turn",
+                self.node,
+                FacetBroken(text),
+                name=self.run_id,
+                run_id=self.run_id,
             )
             self._end(ending)
 
@@ -359,7 +365,7 @@ async def goodbye(node: Node, run_id: str, reason: str | None) -> Inspection | N
         except BaseException as error:
             if is_stop(error):
                 raise
-            tree.kernel.report("cancel", node, error, name=run_id)
+            tree.kernel.report("cancel", node, error, name=run_id, run_id=run_id)
         finally:
             heard.set()
 
@@ -370,7 +376,7 @@ async def goodbye(node: Node, run_id: str, reason: str | None) -> Inspection | N
         await heard.wait()
     if not heard.is_set():
         error = TimeoutError(f"cancel_agent_tool_run took more than {limit} s")
-        tree.kernel.report("cancel", node, error, name=run_id)
+        tree.kernel.report("cancel", node, error, name=run_id, run_id=run_id)
         scope.cancel(reason="too slow")
     verdict = core.judge(answers[0]) if answers else None
     return None if isinstance(verdict, Wrong) else verdict

@@ -259,7 +259,9 @@ class Tree:
     def report_job(self, taken: Taken, error: BaseException) -> None:
         """A try of a job failed: subscribers and the log hear it."""
         name = f"{taken.row.kind} {taken.row.what}"
-        self.kernel.report("job", self.nodes.get(taken.row.owner), error, name=name)
+        run_id = taken.row.what if taken.row.kind in {"turn", "fiber"} else None
+        node = self.nodes.get(taken.row.owner)
+        self.kernel.report("job", node, error, name=name, run_id=run_id)
 
     # ---- rows of nodes
 

@@ -396,7 +396,9 @@ class Turns:
         except BaseException as error:
             if is_stop(error):
                 raise
-            self.tree.kernel.report("turn", turn._node, error, name=what)
+            self.tree.kernel.report(
+                "turn", turn._node, error, name=what, run_id=turn.request_id
+            )
 
     def end(self, turn: Turn, ending: Ending) -> None:
         """Settle a turn from inside it; it may have ended already."""
@@ -522,7 +524,8 @@ class Turns:
 
     def _report(self, node: Node | None, subject: Subject, error: Exception) -> str:
         """Log what clients are not told; return the id that they get instead."""
-        return self.tree.kernel.report("turn", node, error, name=subject.id)
+        name = subject.id
+        return self.tree.kernel.report("turn", node, error, name=name, run_id=name)
 
     def _fail(
         self, subject: Subject, turn: Turn, error: Exception, taken: Taken

@@ -18,7 +18,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel import Kernel
 from culet.kernel.errors import ChildDidNotStop, CuletError, UsageError
-from culet.kernel.logs import JsonLines, PlainLines, WhoLogs
+from culet.kernel.logs import JsonLines, PlainLines, WhoLogs, log_runs
 from culet.kernel.node import Node
 from culet.storage import doctor, offline
 
@@ -130,17 +130,23 @@ def _opened(target: Any, name: str) -> AbstractAsyncContextManager[Kernel]:
 async def _run_opener(opened: AbstractAsyncContextManager[Kernel], bind: str) -> None:
     async with stop_signals() as told, opened as kernel:
         told.hastens(kernel.hasten)
-        _leave_the_stuck(kernel)
+        _look_after(kernel)
         await serve_told(create_app(kernel), told, bind=bind)
 
 
 async def _run_server(app: QuartTrio, bind: str) -> None:
     for gateway in gateways_of(app):
-        gateway.watch(_leave_the_stuck)
+        gateway.watch(_look_after)
     await serve(app, bind=bind)
 
 
-def _leave_the_stuck(kernel: Kernel | None) -> None:
+def _look_after(kernel: Kernel | None) -> None:
+    if kernel is not None:
+        log_runs(kernel)
+        _leave_the_stuck(kernel)
+
+
+def _leave_the_stuck(kernel: Kernel) -> None:
     """End the process although code of an agent does not: trio cannot drop a task.
 
     By then all is durable and every file is closed. Other kernels of the process get a
@@ -153,8 +159,7 @@ def _leave_the_stuck(kernel: Kernel | None) -> None:
         waiting.daemon = True
         waiting.start()
 
-    if kernel is not None:
-        kernel.subscribe("stuck", leave)
+    kernel.subscribe("stuck", leave)
 
 
 def _load(target: str) -> Any:
