@@ -30,7 +30,6 @@ from culet.kernel import (
 from culet.kernel.errors import CapacityError
 from culet.web import create_app, serve
 
-
 BEGUN: list[str] = []  # requests that an agent has, and will read later
 
 
