@@ -105,7 +105,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     shown_bytes: int = 16 << 10  # of a preview or display that a caller gives, each
     reattach_s: float = 120.0  # without a word, of a waiter that joined a known run
     tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
-    summary_bytes: int = 256 << 10
+    summary_bytes: int = 256 << 10  # of a run; what is longer is cut
     progress_s: float = 0.2  # at most one stored progress frame in this time
     progress_bytes: int = 16 << 10  # one report, as JSON
     questions_shown: int = (
@@ -161,10 +161,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     outbox_bytes: int = 4 << 20  # then a client is cut and comes back with its cursor
     write_bytes: int = 64 << 10  # to one client at once; one message may be more
     revoke_s: float = 0.5  # for a client to close when it may not any more
-    slow_client_s: float = 20.0
-    handshake_s: float = 10.0
-    idle_s: float = 75.0
-    ping_s: float = 25.0
+    slow_client_s: float = 20.0  # in which a client that is sent to takes nothing
+    handshake_s: float = 10.0  # for a first request, and to answer a close
+    idle_s: float = 75.0  # between two requests; of a silent socket, pinged or not
+    ping_s: float = 25.0  # of silence, then a ping; so long again for the answer
     header_bytes: int = 32 << 10
     body_bytes: int = 16 << 20
     body_unread_bytes: int = 256 << 10  # of a body: then the client waits
