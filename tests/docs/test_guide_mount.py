@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from culet.web import install
@@ -15,7 +17,8 @@ FIRST, CLIENT, *BLOCKS = re.findall(
     r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE
 )
 (SHOP,) = [block for block in BLOCKS if "/hooks/payments" in block]
-EXCERPTS = [block for block in BLOCKS if block != SHOP and "def " in block]
+(DESK,) = [block for block in BLOCKS if "kernel.operator" in block]
+EXCERPTS = [b for b in BLOCKS if b not in (SHOP, DESK) and "def " in b]
 LINES = [block for block in BLOCKS if "def " not in block]  # that stand by themselves
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
@@ -33,6 +36,17 @@ async def test_the_shop_says_what_the_guide_says(tmp_path: Path) -> None:
     command = [*HYPERCORN, "--workers", "0", "hooks:app"]
     async with service(command, tmp_path) as server:
         assert await said_by(SHOP, server) == PRINTED
+
+
+def test_the_operator_does_what_the_guide_says() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DESK], capture_output=True, text=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+    said = TEXT.partition(DESK)[2].partition("It prints\n\n")[2]
+    assert done.stdout == "".join(
+        f"{line.strip()}\n" for line in said.splitlines() if line.startswith("    ")
+    )
 
 
 def test_excerpts_are_the_examples() -> None:

@@ -367,6 +367,8 @@ async def drains(folder: Path, count: int, seed: int, command: Sequence[str]) ->
     ours = command is not PLAIN  # which hears signals a moment after it says its URL
     for number in range(count):
         async with life(folder, command) as here:
+            # what goes on since the life before does not keep it from being ready
+            assert (await here.server.http("GET", "/readyz"))[0] == 200
             if number % 3 != 2:  # else it is stopped while it recovers
                 await compare(here.server, told)
                 await talk.compare(here.server)

@@ -16,7 +16,7 @@ from quart_trio import QuartTrio
 
 from culet.kernel import Agent, Kernel, Limits, Request, Response, open_kernel, rpc
 from culet.kernel.errors import StorageBusy, UsageError
-from culet.web import install
+from culet.web import create_app, install
 from culet.web.app import gateways_of
 from culet.web.asgi import raw_path
 from web.serving import RUNNERS, Hub, Plain, Server, Writer
@@ -199,6 +199,22 @@ async def test_before_the_app_serves_agents_are_not_ready() -> None:
     install(app, hub_opener)
     answer = await app.test_client().get("/agents/hub/h")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_process_is_healthy_before_it_is_ready() -> None:
+    app = create_app(hub_opener)
+
+    async def seen() -> list[int]:
+        asked = app.test_client()
+        paths = "/healthz", "/readyz"
+        return [(await asked.get(path)).status_code for path in paths]
+
+    assert await seen() == [200, 503]
+    async with trio.open_nursery() as app.nursery:
+        await app.startup()
+        assert await seen() == [200, 200]
+        await app.shutdown()
+    assert await seen() == [200, 503]
 
 
 async def test_a_kernel_of_ones_own_may_be_installed(transport: str) -> None:
