@@ -84,6 +84,22 @@ class Mood(ChatBot):
             yield chunk
 
 
+class Held(ChatBot):
+    """A chat bot that stops after four words, until it is let go on."""
+
+    doors: ClassVar[dict[str, trio.Event]] = {}
+
+    @rpc
+    async def release(self) -> None:
+        self.doors.setdefault(self.name, trio.Event()).set()
+
+    async def on_chat_message(self, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+        async for chunk in super().on_chat_message(turn):
+            yield chunk
+            if chunk.get("delta") == " w3":
+                await self.doors.setdefault(self.name, trio.Event()).wait()
+
+
 class Slow(ChatBot):
     """A chat bot that thinks for a while before its first word."""
 
@@ -276,8 +292,9 @@ class Supervisor(Agent):
             connection.close(code, "as asked")
 
     @rpc
-    async def talk(self) -> str:
-        run = await self.run_agent_tool(ChatBot, "go", parent_tool_call_id="call-3")
+    async def talk(self, held: bool = False) -> str:
+        kind = Held if held else ChatBot
+        run = await self.run_agent_tool(kind, "go", parent_tool_call_id="call-3")
         return run.status
 
     @rpc
@@ -329,9 +346,9 @@ class Plain(Hush):
 
 async def main(docs: str | None, data: str | None, plain: bool) -> None:
     roots: list[type[Agent]] = [
-        Supervisor, ChatBot, Mood, Slow, Clerk, Chief, Hush, Plain, Scribe,
+        Supervisor, ChatBot, Mood, Slow, Clerk, Chief, Hush, Plain, Scribe, Held,
     ]  # fmt: skip
-    facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk, ChatBot]
+    facets: list[type[Agent]] = [Worker, Climber, Note, Manager, Clerk, ChatBot, Held]
     if docs is not None:
         demo = demo_classes(corpora([docs]), DEMO_PACE_S)
         roots.append(demo.assistant)
