@@ -19,7 +19,7 @@ from typing import Any, Final, final
 import trio
 
 log = logging.getLogger("culet.web")
-_TRIOS: Final = "trio._core._ki"  # the module of its handler of SIGINT
+_TRIOS: Final = "trio."  # where its own handler of SIGINT is at home
 
 
 @final
@@ -85,7 +85,7 @@ async def hear_first(drain: Callable[[], None]) -> None:
 def _unheard() -> bool:
     interrupt: Any = signal.getsignal(signal.SIGINT)
     return (
-        getattr(interrupt, "__module__", None) == _TRIOS
+        str(getattr(interrupt, "__module__", "")).startswith(_TRIOS)
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
 
