@@ -7,7 +7,8 @@ server shape what is here:
 - a `send` cannot be cancelled: a task of its own owns the sending, the kernel hears of
   the end without waiting for it, and a client that takes nothing loses its TCP socket
   where we can find that;
-- a `send` to a client that is gone returns at once and never yields: every batch does;
+- a `send` to a client that is gone returns at once and never yields: every batch does,
+  and after each message of the app, HTTP and WebSockets alike, we do;
 - what arrives between an upgrade and `accept` ends the whole process: nothing is awaited
   before the accept. That narrows the gap and cannot close it; see the guide.
 """
@@ -212,6 +213,7 @@ class Untaken:
         if not self._taken:
             self._accepted = self._accepted or message["type"] == "websocket.accept"
             await self._send(message)
+            await trio.lowlevel.checkpoint()  # a send to who is gone has none
 
 
 def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
@@ -234,6 +236,8 @@ def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
             intake.end()
         with trio.CancelScope(shield=end):
             await send(message)
+        if not end:
+            await trio.lowlevel.checkpoint()  # a send to who is gone has none
 
     return sending
 

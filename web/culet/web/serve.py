@@ -130,7 +130,6 @@ class _Server:
         config = Config()
         config.accesslog = config.errorlog = None
         config.keep_alive_timeout = self.limits.idle_s
-        config.websocket_ping_interval = self.limits.ping_s
         config.h11_max_incomplete_size = self.limits.header_bytes
         config.graceful_timeout = GRACE_S
         config.include_server_header = False
@@ -175,6 +174,7 @@ class _Server:
         )
         self._warn(host)
         self.config.websocket_max_message_size = 2 * self.limits.message_bytes
+        self.config.websocket_ping_interval = self.limits.ping_s
         url = _url(host, listeners)
 
         async def until() -> None:
