@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 import trio
+from quart import request, websocket
+from quart_trio import QuartTrio
 
 from culet.adapters import AIChatAgent
 from culet.kernel import Agent, Chunk, Request, Response, Turn, open_kernel
 from culet.kernel.errors import UsageError
-from culet.web import create_app
+from culet.web import (
+    create_app,
+    install,
+    route_sub_agent_request,
+    route_sub_agent_socket,
+)
 from culet.web.gateway import Gateway
 from culet.web.hosts import is_named, is_rebound
 from web import serving as serving_module
@@ -30,6 +37,9 @@ class Shop(Agent):
     async def on_request(self, request: Request) -> Response:
         CHANGED.append(f"{request.method} {request.path}")
         return Response("done")
+
+
+class Item(Shop): ...
 
 
 class Talk(AIChatAgent):
@@ -77,10 +87,16 @@ WAYS = {
 
 
 async def ask(
-    server: Server, way: str, *fields: str, host: str = "", kind: str = JSON
+    server: Server,
+    way: str,
+    *fields: str,
+    host: str = "",
+    kind: str = JSON,
+    path: str = "",
 ) -> tuple[int, bytes]:
     """Ask in one of the ways; return status and body."""
-    method, path, body = WAYS[way]
+    method, usual, body = WAYS[way]
+    path = path or usual
     lines = [f"Host: {host or f'127.0.0.1:{server.port}'}", *fields]
     if method == "UPGRADE":
         lines = [f"GET {path} HTTP/1.1", *lines, *HANDSHAKE]
@@ -317,3 +333,35 @@ async def test_a_name_that_is_ours_is_served(way: str, options: dict[str, Any]) 
         assert status not in (403, 404, 405)
         other = (await ask(server, way, host="other.example"))[0] in (403, 404, 405)
         assert other is isinstance(options.get("hosts"), tuple)
+
+
+@pytest.mark.rule("F-47")
+async def test_routes_of_ones_own_know_the_names_that_were_told_and_no_others() -> None:
+    """Who comes in by them is for them to ask: what is not told is not guessed there."""
+    async with open_kernel(roots=[Shop], facets=[Item], storage="memory:") as kernel:
+        for hosts, may in (
+            (None, True),
+            (("app.example",), True),
+            (("b.example",), False),
+        ):
+            app = QuartTrio("service")
+            install(app, kernel, hosts=hosts)
+            shop = await kernel.get_agent(Shop, "s")
+
+            async def item(shop: Any = shop) -> Any:
+                return await route_sub_agent_request(request, shop)
+
+            async def item_socket(shop: Any = shop) -> None:
+                await route_sub_agent_socket(websocket, shop)
+
+            path = "/goods/sub/item/i"
+            app.add_url_rule(path, "item", item)
+            app.add_websocket(path, "item_socket", item_socket)
+            async with trio.open_nursery() as nursery:
+                run = RUNNERS[serving_module.transport_of_tests]
+                server = Server(await nursery.start(run, app), kernel)
+                for way in ("get", "socket"):
+                    status, _ = await ask(server, way, host="app.example", path=path)
+                    assert (status != 403) is may, (hosts, way, status)
+                    assert (status in (200, 101)) is may
+                nursery.cancel_scope.cancel()

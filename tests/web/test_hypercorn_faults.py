@@ -32,9 +32,10 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @asynccontextmanager
-async def bare(app: App) -> AsyncIterator[int]:
+async def bare(app: App, idle_s: float = 5.0) -> AsyncIterator[int]:
     """Serve an ASGI app by hypercorn alone; yields the port."""
     config = Config()
+    config.keep_alive_timeout = idle_s
     config.bind, config.errorlog, config.graceful_timeout = ["127.0.0.1:0"], None, 0.1
     async with trio.open_nursery() as nursery:
         start = partial(hypercorn_serve, app, config)
@@ -134,6 +135,22 @@ async def test_alone_a_send_to_who_is_gone_returns_for_ever_without_a_checkpoint
         with trio.fail_after(5):
             await over.wait()
     assert sent == [0], "others were let run: the fault is mended"
+
+
+@pytest.mark.cannot("hypercorn takes HTTP/2 without TLS, has no setting for it")
+async def test_alone_who_offers_http_2_and_says_no_more_keeps_the_connection() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError(scope["type"])
+
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    async with bare(app, 0.05) as port:
+        async with connected(port, b"") as quiet:
+            assert await read_all(quiet.stream) == b"", "an idle one is closed"
+        async with connected(port, preface) as client:
+            with trio.move_on_after(0.4) as waiting:
+                while await client.stream.receive_some(65536):
+                    pass
+            assert waiting.cancelled_caught, "it was closed: the fault is mended"
 
 
 # ---- behind our listener

@@ -251,7 +251,9 @@ async def _serve(
     receive: Receive,
     send: Send,
 ) -> None:
-    refusal = gateway.refuse_upgrade(request, server_of(scope))
+    # behind a route of the app's own it is for that to ask who comes
+    server = server_of(scope) if gateway.owns(raw_path(scope)) else ""
+    refusal = gateway.refuse_upgrade(request, server)
     if refusal is not None:
         await _refuse_in_http(scope, send, refusal)
         return

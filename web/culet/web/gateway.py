@@ -265,7 +265,9 @@ class Gateway:
         """Answer one HTTP request for the agent that `enter` reaches with it."""
         if self.cors and request.method == "OPTIONS":
             return Response(b"", 200, self.cors)
-        if self.cors or self.allows(request.headers):
+        if not self.knows_host(request.headers.get("host", ""), ""):
+            response = Response("unknown host", 403)
+        elif self.cors or self.allows(request.headers):
             response = await answered(request, enter or self.enter)
         else:
             response = Response("foreign origin", 403)
