@@ -367,3 +367,26 @@ async def test_subscribers_hear_and_cannot_break_anything(clock: object) -> None
         end()
         await test.kernel.get_agent(Root, "b")
     assert heard == ["start", "root:open"] or heard == ["root:open", "start"]
+
+
+class Slow(Agent):
+    """Takes its time to stop."""
+
+    async def hold(self) -> None:
+        self.spawn(self.linger)
+
+    async def linger(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(3)
+
+
+async def test_roots_that_are_slow_to_stop_share_the_time(clock: object) -> None:
+    async with open_test_kernel(roots=[Slow]) as test:
+        for i in range(20):
+            await (await test.kernel.get_agent(Slow, f"s{i}")).hold()
+        await test.advance(1)
+        began = trio.current_time()
+    assert trio.current_time() - began < 5, "not three seconds each"
