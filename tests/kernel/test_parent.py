@@ -270,7 +270,7 @@ async def test_what_on_request_raises_comes_to_the_child(clock: object) -> None:
         stub = await chain(test, 1)
         with pytest.raises(ValueError, match="no such thing"):
             await stub.ask("Top", "/fail", {})
-        with pytest.raises(UsageError, match="not a Response"):
+        with pytest.raises(UsageError, match="returned no Response"):
             await stub.ask("Top", "/odd", {})
 
 
