@@ -18,7 +18,7 @@ import trio
 import trio.testing
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
-from quart import websocket
+from quart import abort, websocket
 from quart_trio import QuartTrio
 
 from culet.kernel import Agent, Limits, Request, Response, open_kernel
@@ -188,6 +188,18 @@ async def served(limits: Limits = LIMITS) -> AsyncIterator[tuple[int, list[Any]]
         finally:
             heard.append("ended")
 
+    @app.websocket("/refuses")
+    async def refuses() -> None:
+        abort(403)
+
+    @app.websocket("/waits")
+    async def waits() -> None:
+        heard.append("waiting")
+        try:
+            await trio.sleep_forever()
+        finally:
+            heard.append("ended")
+
     async with (
         open_kernel(roots=[Desk], storage="memory:", limits=limits) as kernel,
         trio.open_nursery() as nursery,
@@ -286,3 +298,35 @@ async def test_bytes_behind_an_upgrade_wait_for_its_answer(
                 await reset(bad)
             await until_served(port)
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.rule("I-43", "I-45")
+@pytest.mark.parametrize("before", [b"", HERE.replace(b"Connection: close\r\n", b"")])
+async def test_what_follows_a_handshake_that_the_app_refuses_is_not_read(
+    before: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as (port, _heard):
+        first = before + upgrade("/refuses") + masked(1, b"hello") + HERE
+        async with connected(port, first) as client:
+            answer = await read_all(client.stream)  # fails when it does not hang up
+        assert answer.count(b"here") == bool(before)
+        assert b" 403 " in answer
+        await until_served(port)
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.rule("I-43", "I-45")
+@pytest.mark.parametrize("how", [reset, lambda client: client.stream.send_eof()])
+@pytest.mark.parametrize("extra", [b"", masked(1, b"hello")], ids=["quiet", "speaks"])
+async def test_who_does_not_wait_for_the_answer_is_let_go(
+    how: Any, extra: bytes
+) -> None:
+    async with served() as (port, heard):
+        async with connected(port, upgrade("/waits") + extra) as client:
+            with trio.fail_after(5):
+                while not heard:
+                    await trio.sleep(0.01)
+                await how(client)
+                while heard != ["waiting", "ended"]:
+                    await trio.sleep(0.01)
+        await until_served(port)
