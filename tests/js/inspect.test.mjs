@@ -165,6 +165,8 @@ test("fibers and remnants are shown, a long list goes on, tabs go by the keyboar
   assert.match(await page.$eval("#counts", (node) => node.textContent), /1 remnant/);
   assert.match((await texts(page, ".row .facts")).join(), /cut off from everything/);
   await shot(page, "inspect-remnant");
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
+  await shot(page, "inspect-remnant-dark");
   await page.focus('#tabs a[data-tab="tree"]');
   for (const tab of ["runs", "due", "fibers"]) {
     await page.keyboard.press("ArrowRight");
