@@ -356,6 +356,7 @@ def kernel_request(
         headers=joined(request.headers.items()),
         identity=identity,
         body=body,
+        body_bytes=limits.body_bytes,
     )
 
 

@@ -99,8 +99,10 @@ async def _shake_hands(
     refusal = gateway.refuse_upgrade(request, server)
     if refusal is None:
         try:
+            # the key is decoded by a library that calls it its own fault
+            request.headers.get("sec-websocket-key", "").encode("ascii")
             answer = protocol.accept(event)
-        except UnicodeEncodeError:  # it quotes a header that is no text
+        except UnicodeEncodeError:  # it is no text, or a header that is quoted is none
             await stream.send_all(_BAD)
             return None
         protocol.send_response(answer)
