@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from functools import partial
 import trio
 from culet.kernel import Agent, open_kernel
 from culet.kernel.errors import ChildDidNotStop, UsageError
+from culet.web import create_app
 
 class Desk(Agent):
     pass
@@ -22,6 +24,7 @@ class Desk(Agent):
 class Bad(Agent):
     async def schedule(self): ...
 
+app = create_app(partial(open_kernel, roots=[Desk]))
 opener = partial(open_kernel, roots=[Desk], storage="sqlite:./data")
 bad = partial(open_kernel, roots=[Bad])
 
@@ -156,6 +159,41 @@ def test_it_logs_one_object_a_line_if_that_is_asked_for(tmp_path: Path) -> None:
     finally:
         server.terminate()
         server.communicate(timeout=20)
+
+
+def test_an_opener_answers_to_the_names_that_it_is_given(tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [*command(tmp_path, "mine:opener"), "--hosts", "app.example, other.example"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        port = int(server.stderr.readline().strip().rpartition(":")[2])
+        for name, status in (("app.example", 404), ("evil.example", 403)):
+            asked = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            asked.request("GET", "/agents/desk/d", headers={"Host": name})
+            assert asked.getresponse().status == status
+            asked.close()
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+
+
+def test_names_for_an_app_are_the_app_s_own_affair(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command(tmp_path, "mine:app"), "--hosts", "app.example"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "culet: mine:app is an app: give its names to create_app(hosts=…)\n"
+    )
 
 
 def test_an_address_of_another_machine_is_a_clear_error(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from culet.storage import doctor, offline
 
 from .app import create_app, gateways_of
 from .demo.cli import add_demo
+from .hosts import Hosts
 from .serve import serve, serve_told
 from .signals import stop_signals
 from .terminal import add_chat, add_watch
@@ -97,7 +98,20 @@ def _add_serve(commands: Any) -> None:
         "--log", choices=("text", "json"), default="text",
         help="json: one object a line, with the agent and the run that logs",
     )  # fmt: skip
+    parser.add_argument(
+        "--hosts", type=_names, metavar="NAME[,NAME…]",
+        help="the names in `Host` to answer to, as behind a proxy; * for any. Of an opener:"
+        " an app has its own",
+    )  # fmt: skip
     parser.set_defaults(run=_serve)
+
+
+def _names(text: str) -> Hosts:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        msg = "give at least one name"
+        raise argparse.ArgumentTypeError(msg)
+    return "*" if names == ("*",) else names
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -109,9 +123,12 @@ def _serve(args: argparse.Namespace) -> int:
     host = f"[{args.host}]" if ":" in args.host else args.host
     bind = f"{host}:{args.port}"
     if isinstance(target, QuartTrio):
+        if args.hosts is not None:
+            msg = f"{args.target} is an app: give its names to create_app(hosts=…)"
+            raise UsageError(msg)
         trio.run(_run_server, target, bind)
     else:
-        trio.run(_run_opener, _opened(target, args.target), bind)
+        trio.run(_run_opener, _opened(target, args.target), bind, args.hosts)
     return 0
 
 
@@ -127,11 +144,13 @@ def _opened(target: Any, name: str) -> AbstractAsyncContextManager[Kernel]:
     raise UsageError(msg)
 
 
-async def _run_opener(opened: AbstractAsyncContextManager[Kernel], bind: str) -> None:
+async def _run_opener(
+    opened: AbstractAsyncContextManager[Kernel], bind: str, hosts: Hosts
+) -> None:
     async with stop_signals() as told, opened as kernel:
         told.hastens(kernel.hasten)
         _look_after(kernel)
-        await serve_told(create_app(kernel), told, bind=bind)
+        await serve_told(create_app(kernel, hosts=hosts), told, bind=bind)
 
 
 async def _run_server(app: QuartTrio, bind: str) -> None:
