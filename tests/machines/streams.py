@@ -27,7 +27,6 @@ from culet.kernel import (
 )
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import ChildDidNotStop, CuletError
-from culet.kernel.ports import Blob
 from culet.kernel.streams import Cursor
 from culet.kernel.testing import open_test_kernel
 from culet.kernel.tree import Tree
