@@ -415,7 +415,6 @@ class AIChatAgent(Agent):
                 return False
         return True
 
-
     def _refuse(self, connection: Connection, frame: Any) -> None:
         """Tell a client that may only look; it may show already what it has asked for."""
         log.info("refused %s of a readonly client", type(frame).__name__)
