@@ -658,7 +658,7 @@ async def test_a_continuation_goes_on_after_a_crash_and_adds_once(
             await test.crash()
             nursery.cancel_scope.cancel()
         await test.reopen()
-        tree = await test.kernel.open_root(TreeKey(*path))
+        tree = await test.kernel.host.open_root(TreeKey(*path))
         (active,) = [r[0] for r in tree.db.execute("SELECT what FROM job")]
         subject = tree.endings.subject(tree.root_slot, active)
         assert subject is not None
@@ -850,7 +850,7 @@ async def test_a_turn_that_ends_while_its_agent_sleeps_leaves_its_message(
             await tab.until(lambda c: c.text("r1") == "a ")
             await test.crash()
         await test.reopen()
-        tree = await test.kernel.open_root(TreeKey(*ME))
+        tree = await test.kernel.host.open_root(TreeKey(*ME))
         subject = tree.endings.subject(tree.root_slot, "r1")
         assert subject is not None
         assert not tree.nodes

@@ -152,7 +152,7 @@ async def ended(test: Harness, request_id: str = "r1") -> Client:
 
 
 async def rows(test: Harness, sql: str, *params: Any) -> list[Any]:
-    tree = await test.kernel.open_root(TreeKey(*ME))
+    tree = await test.kernel.host.open_root(TreeKey(*ME))
     return list(tree.db.execute(sql, params))
 
 

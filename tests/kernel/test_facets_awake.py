@@ -266,14 +266,14 @@ async def test_a_root_that_hangs_as_it_is_opened_delays_no_other(
             await (await test.kernel.get_agent(Top, name)).later(500)
         await test.advance(200)
         assert test.kernel.trees == {}
-        opened_by, stuck = test.kernel._open, trio.Event()
+        opened_by, stuck = test.kernel.host._open, trio.Event()
 
         async def slow(key: Any, **more: Any) -> Any:
             if key.name == "a":
                 await stuck.wait()
             return await opened_by(key, **more)
 
-        test.kernel._open = slow  # type: ignore[method-assign]
+        test.kernel.host._open = slow  # type: ignore[method-assign]
         await test.advance(400)
         assert NOTES == ["b"]
         stuck.set()

@@ -325,7 +325,7 @@ async def test_whatever_the_index_says_a_start_finds_what_is_owed(
         await test.evict([ROOT])
         key = TreeKey("Top", "a")
         test.kernel.store.note_root(key, None)
-        test.kernel._sleeping[key] = None
+        test.kernel.host.sleeping[key] = None
         await test.advance(200)
         assert "due k" not in NOTES, "nobody knows of it"
         await at(test)

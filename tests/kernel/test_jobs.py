@@ -532,7 +532,7 @@ async def test_what_was_just_taken_when_the_tree_closes_wakes_it_again(
         await root.add(10, "note", "x")
         await test.evict([("Top", "a")])
         test.clock.jump(60)
-        await test.kernel.open_root(TreeKey("Top", "a"))
+        await test.kernel.host.open_root(TreeKey("Top", "a"))
         for _ in range(passes):
             await trio.lowlevel.checkpoint()
         await test.close()

@@ -180,7 +180,7 @@ async def test_a_call_that_comes_while_a_root_falls_asleep_is_served(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             await trio.lowlevel.checkpoint()
-            test.kernel.evict_root(tree)
+            test.kernel.host.evict_root(tree)
         assert answers == ["done"]
 
 
@@ -189,7 +189,7 @@ async def test_closing_while_a_root_falls_asleep(clock: object) -> None:
         await test.kernel.get_agent(Root, "a")
         tree = test.tree("Root", "a")
         assert tree is not None
-        test.kernel.evict_root(tree)
+        test.kernel.host.evict_root(tree)
         await trio.lowlevel.checkpoint()
     assert STARTS == ["a"]
 
@@ -322,7 +322,7 @@ async def test_a_full_disk_at_bed_time_ends_no_other_root(clock: object) -> None
         other = await kernel.get_agent(Root, "b")
         tree = kernel.trees[TreeKey("Root", "a")]
         store.full = True
-        await kernel.put_to_sleep(tree)
+        await kernel.host.put_to_sleep(tree)
         assert await other.ping(1) == 2
         store.full = False
         assert await (await kernel.get_agent(Root, "a")).ping(1) == 2
@@ -349,7 +349,7 @@ async def test_a_root_that_cannot_be_opened_when_due_is_tried_again(
 async def test_a_root_that_is_not_there_is_not_made_by_looking(clock: object) -> None:
     async with open_test_kernel(roots=[Root]) as test:
         with pytest.raises(NotFound):
-            await test.kernel.open_root(TreeKey("Root", "x"), create=False)
+            await test.kernel.host.open_root(TreeKey("Root", "x"), create=False)
         assert test.kernel.metrics()["trees"] == 0
 
 

@@ -93,7 +93,7 @@ async def test_a_root_that_is_falling_asleep_is_woken_once_it_sleeps(
 
         async def both() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(test.kernel.put_to_sleep, tree)
+                nursery.start_soon(test.kernel.host.put_to_sleep, tree)
                 nursery.start_soon(call)
 
         await within(test, both)

@@ -356,7 +356,7 @@ async def test_of_many_roots_that_are_due_so_many_are_opened_at_once(
         class Look(trio.abc.Instrument):
             def after_task_step(self, task: object) -> None:
                 nonlocal most
-                most = max(most, test.kernel._waking)
+                most = max(most, len(test.kernel.host.waking))
 
         watch = Look()
         trio.lowlevel.add_instrument(watch)

@@ -103,7 +103,7 @@ async def test_the_slot_is_the_earliest_of_all_that_anybody_in_the_tree_owes(
         await settle()
         assert slot_s(test) is None
         await test.evict([("Top", "a")])
-        assert test.kernel._sleeping == {TreeKey("Top", "a"): None}
+        assert test.kernel.host.sleeping == {TreeKey("Top", "a"): None}
 
 
 @pytest.mark.rule("F-296", "F-297", "F-298", "F-299", "F-302", "F-303")

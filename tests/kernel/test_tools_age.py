@@ -51,7 +51,7 @@ async def days(test: Harness, count: float) -> None:
 
 async def read(test: Harness, name: str, sql: str) -> list[Any]:
     """Read what a root has in its tree, without waking it."""
-    return rows(await test.kernel.open_root(TreeKey(name, "a")), sql)
+    return rows(await test.kernel.host.open_root(TreeKey(name, "a")), sql)
 
 
 async def runs_of(test: Harness, name: str) -> list[Any]:

@@ -162,7 +162,7 @@ async def test_the_end_the_job_and_the_hook_that_is_owed_are_one_commit(
         await test.reopen()
         test.faults.heal()
         seen = []
-        tree = await test.kernel.open_root(tree_key(), create=True)
+        tree = await test.kernel.host.open_root(tree_key(), create=True)
         seen = rows(tree, "SELECT status FROM run")
         owed = rows(tree, "SELECT kind FROM job WHERE what = 'r'")
         assert (seen, owed) in (

@@ -98,7 +98,7 @@ def _keys(kernel: Kernel, until: int, root: TreeKey | None) -> list[TreeKey]:
     if root is not None:
         return [root]
     awake = {key for key, tree in kernel.trees.items() if not tree.closed}
-    return sorted(awake | kernel.sleepers(until))
+    return sorted(awake | kernel.host.sleepers(until))
 
 
 async def _of_root(
@@ -107,7 +107,7 @@ async def _of_root(
     """Return jobs of one root; none of one that is gone or cannot be opened."""
     slept = key not in kernel.trees
     try:
-        tree = await kernel.open_root(key, create=False)
+        tree = await kernel.host.open_root(key, create=False)
         with tree.visitor():
             rows = upcoming(tree, until, after, limit)
     except NotFound:
@@ -116,7 +116,7 @@ async def _of_root(
         kernel.report("root", None, error, name=f"{key.class_name}/{key.name}")
         return []
     if slept and tree.idle:
-        kernel.evict_root(tree)
+        kernel.host.evict_root(tree)
     return rows
 
 

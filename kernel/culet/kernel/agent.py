@@ -198,7 +198,7 @@ class Agent:
     def should_connection_be_readonly(
         self, connection: Connection, ctx: ConnectContext
     ) -> bool:
-        """Whether state frames of that client are refused."""
+        """Whether that client may only look. Of its HTTP requests a gate decides."""
         return False
 
     def should_send_protocol_messages(
@@ -503,7 +503,7 @@ class Agent:
         async def end() -> None:  # not in this task: that is about to be stopped
             try:
                 if node.parent is None:
-                    await tree.kernel.destroy_root(tree)
+                    await tree.kernel.host.destroy_root(tree)
                 else:
                     await tree.delete(node.slot)
             except StorageError as error:

@@ -466,7 +466,7 @@ class OutsideTarget:
     async def tree(self) -> Tree:
         """Return its open tree, which is not made anew; raises `Deleted`."""
         try:
-            return await self.kernel.open_root(self.key, create=False)
+            return await self.kernel.host.open_root(self.key, create=False)
         except NotFound as error:
             msg = f"{self.key.class_name}/{self.key.name} is deleted"
             raise Deleted(msg) from error

@@ -155,7 +155,7 @@ def of_root(
     """Return the feed of a root, from outside; it goes on over restarts of its tree."""
 
     async def enter() -> tuple[Tree, str]:
-        tree = await kernel.open_root(key, create=False)
+        tree = await kernel.host.open_root(key, create=False)
         return tree, tree.root_slot
 
     return Feed(enter, after, limit=limit, below=below, follow=follow, outside=True)

@@ -1,4 +1,4 @@
-"""The kernel: one process's runtime. It opens roots, owns their tasks and the host loop.
+"""The kernel: one process's runtime. It owns all tasks; its `host` opens and leaves roots.
 
 Every open tree has a task under the kernel's one shielded nursery. A cancellation that
 reaches `open_kernel` from outside starts a planned stop, bounded by `abort_grace_s`; runs
@@ -7,19 +7,18 @@ stay for recovery; then it goes through.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
-from typing import Any, Final, TypeVar, cast, final
+from typing import Any, TypeVar, cast, final
 
 import trio
 
 from . import agenda, listing
 from .agent import Agent
-from .barrier import Worker, until
+from .barrier import Worker
 from .calls import OutsideTarget, Stub, TreeTarget
 from .classes import Classes
 from .clock import Chance, Clock, SystemClock
@@ -29,33 +28,27 @@ from .core.shown import shown
 from .effectrows import Effect
 from .errors import (
     ChildDidNotStop,
-    Deleted,
     NotFound,
-    StorageBusy,
     StorageError,
-    StorageFull,
     UsageError,
 )
 from .events import Failure
 from .feed import Feed, of_root
 from .fiberrows import FiberRun, Statuses
 from .guests import REVOKED, Guests
-from .node import Node, is_stop
+from .host import Host
+from .node import Node, alone, is_stop
 from .operate import Operator, RootRow, first_roots
 from .pace import Pace
 from .pages import Pages
-from .patience import Patience
-from .ports import Level, Store, TreeKey, TreeStore
+from .ports import Level, Store, TreeKey
 from .stall import Stall
-from .supervise import TreeFailures
 from .tracing import Tracer
 from .tree import Tree
 
 A = TypeVar("A", bound=Agent)
 log = logging.getLogger("culet.kernel")
 Listener = Callable[[str, Tree | None, Any, Any], None]
-_AWAKE: Final = 0  # in the host index: look at once, it was live
-_DESTROYED: Final = "SELECT 1 FROM node WHERE parent IS NULL AND state = 'gone'"
 
 
 @final
@@ -87,20 +80,12 @@ class Kernel:
         self.opener = Worker("culet opener") if threads else None
         self.pace = Pace(limits, clock.stopwatch_ns)
         self.pages = Pages(limits.shared_pages_bytes)
-        self.trees: dict[TreeKey, Tree] = {}
+        self.host = Host(self)
+        self.trees = self.host.trees  # that are open
         self.guests = Guests(self)
         self.closing = False
         self.graces: set[trio.CancelScope] = set()  # of code that is being stopped
         self._nursery: trio.Nursery | None = None
-        self._opening: dict[TreeKey, trio.Event] = {}
-        self._leaving: dict[TreeKey, trio.Event] = {}
-        self._locked: dict[TreeKey, StorageBusy] = {}  # when last opened
-        self._doomed: dict[TreeKey, trio.Event] = {}  # until its folder is gone
-        self._broken: dict[TreeKey, BaseException] = {}
-        self._failures = TreeFailures(limits, chance)
-        self._sleeping: dict[TreeKey, int | None] = {}
-        self._sleepers_changed = trio.Event()
-        self._waking = 0  # sleeping roots that are being opened, because they are due
         # how waiters left that had joined again
         self.reattached: Counter[str] = Counter()
         self._listeners: dict[str, list[Listener]] = {}
@@ -123,10 +108,7 @@ class Kernel:
     async def _run(self, task_status: Any) -> None:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as self._nursery:
-                await self._off_loop(self.store.open)
-                entries = await self._off_loop(self.store.roots)
-                self._sleeping = {e.key: e.due_at for e in entries}
-                self._nursery.start_soon(self._host_loop)
+                await self.host.open(self._nursery)
                 self._nursery.start_soon(self._last_word)
                 task_status.started()
 
@@ -145,81 +127,13 @@ class Kernel:
         assert self._nursery is not None
         await self.pace.go(self._nursery)
 
-    async def _off_loop(self, fn: Callable[[], Any]) -> Any:
-        """Run blocking work of the store on its thread (in place without threads)."""
-        if self.opener is None:
-            return fn()
-        out: list[Any] = []
-        await self.opener.run(lambda: out.append(fn()))
-        return out[0]
-
-    async def _host_loop(self) -> None:
-        """Wake sleeping roots when their slot is due. The wall clock is read anew."""
-        assert self._nursery is not None
-        while True:
-            self._sleepers_changed = trio.Event()
-            now = self.clock.now_ms()
-            slots = [
-                (due, key) for key, due in self._sleeping.items() if due is not None
-            ]
-            due = [slot for slot in slots if slot[0] <= now]
-            room = self.limits.waking_roots - self._waking
-            for _at, key in heapq.nsmallest(room, due):
-                del self._sleeping[key]
-                self._waking += 1
-                self._nursery.start_soon(self._wake_root, key)
-            next_due = min((at for at, _ in slots if at > now), default=None)
-            with trio.move_on_after(until(now, next_due, self.limits.clock_check_s)):
-                await self._sleepers_changed.wait()
-                continue
-            self.pages.sweep()
-
-    async def _wake_root(self, key: TreeKey) -> None:
-        """Open one root, in a task of its own: a slow one delays no other."""
-        try:
-            await self.open_root(key, create=False)
-        except NotFound:
-            pass  # nothing of it was durable, or its destroy is over now
-        except (StorageError, UsageError) as error:
-            if self.closing:
-                return
-            self.report("root", None, error, name=f"{key.class_name}/{key.name}")
-            if isinstance(error, StorageError):  # what it owes is owed still
-                passes = isinstance(error, StorageFull | StorageBusy)
-                limits = self.limits
-                wait_s = limits.clock_check_s if passes else limits.backoff_max_s
-                due_at = self.clock.now_ms() + int(wait_s * 1000)
-                self._sleeping.setdefault(key, due_at)
-        finally:
-            self._waking -= 1
-            self._sleepers_changed.set()
-
-    async def patiently(self, work: Callable[[], Any], what: str) -> Any:
-        """Run blocking work of the store off the loop; where a file is locked, try again.
-
-        Another process may look at it for a moment. Raises `StorageBusy` when that moment
-        is longer than `limits.busy_s`.
-        """
-        patience = Patience(self.limits, what)
-        while True:
-            try:
-                return await self._off_loop(work)
-            except StorageBusy as error:
-                patience.check(error)
-            await patience.rest()
-
     async def close(self) -> None:
         """Stop everything in order, make it durable, let the tasks end."""
         self.closing = True
-        while waits := [
-            *self._opening.values(),
-            *self._leaving.values(),
-            *self._doomed.values(),
-        ]:
-            await waits[0].wait()
+        await self.host.settle()
         assert self._nursery is not None
         try:
-            remnants = await self._leave_all()
+            remnants = await self.host.leave_all()
         finally:  # its task is shielded: it would wait for ever
             self._nursery.cancel_scope.cancel(reason="the kernel closes")
         if remnants:
@@ -227,27 +141,6 @@ class Kernel:
             self.emit("stuck", None, remnants, None)
         if remnants:
             raise ChildDidNotStop([n.path_text() for n in remnants])
-
-    async def _leave_all(self) -> list[Node]:
-        """Leave all trees, beside each other: they share the time that slow code has."""
-        trees = list(self.trees.values())
-        remnants: list[Node] = []
-
-        async def leave(tree: Tree) -> None:
-            remnants.extend(await self._leave(tree, final=True))
-
-        if len(trees) == 1:
-            await leave(trees[0])
-            return remnants
-        try:
-            async with trio.open_nursery() as nursery:
-                for number, tree in enumerate(trees, 1):
-                    nursery.start_soon(leave, tree)
-                    if number % self.limits.wake_slice == 0:
-                        await trio.lowlevel.checkpoint()
-        except BaseExceptionGroup as group:
-            raise alone(group) from None
-        return remnants
 
     def stop_threads(self) -> None:
         """End the threads and give up the folder: the last act."""
@@ -275,195 +168,6 @@ class Kernel:
                 tree.jobs.stopped = True
                 await tree.durable()
 
-    # ---- roots
-
-    async def open_root(self, key: TreeKey, *, create: bool = True) -> Tree:
-        """Return the open tree of a root, opening (and creating) it if need be."""
-        while True:
-            if self.closing:
-                msg = "the kernel is closing"
-                raise UsageError(msg)
-            waits = self._waits(key)
-            if waits is not None:
-                opening = waits is self._opening.get(key)
-                await waits.wait()
-                if opening and key in self._locked:  # it has waited long enough
-                    raise StorageBusy(*self._locked[key].args)
-                continue
-            tree = self.trees.get(key)
-            if tree is not None and not tree.closed:
-                return tree
-            if key in self._broken:
-                error = self._broken[key]
-                msg = f"{key.class_name}/{key.name} cannot be opened: {error}"
-                raise StorageError(msg) from error
-            break
-        over = self._opening[key] = trio.Event()
-        try:
-            with trio.CancelScope(shield=True):
-                self._locked.pop(key, None)
-                opened = await self._open(key, create=create)
-            return opened  # noqa: RET504  # a cancel scope may swallow, says mypy
-        except StorageBusy as error:
-            self._locked[key] = error
-            raise
-        finally:
-            del self._opening[key]
-            over.set()
-
-    def _waits(self, key: TreeKey) -> trio.Event | None:
-        """Return what a root is busy with: whoever comes meanwhile meets the next life.
-
-        One that is being destroyed is still met while it stops: it says that it is gone.
-        """
-        tree = self.trees.get(key)
-        if key in self._doomed:
-            return self._doomed[key] if tree is None or tree.closed else None
-        return self._opening.get(key, self._leaving.get(key))
-
-    async def _open(self, key: TreeKey, *, create: bool) -> Tree:
-        kind = self.classes.of(key.class_name, among="roots")
-        level: Level = kind.cls.durability or self.durability
-
-        def work() -> TreeStore:
-            store = self.store.open_tree(key, level=level, create=create)
-            if store.tree.execute(_DESTROYED):  # a crash came before its folder went
-                store.close()
-                self.store.drop_tree(key)
-                store = self.store.open_tree(key, level=level, create=create)
-            try:
-                self.store.note_root(key, _AWAKE)
-            except BaseException:
-                store.close()
-                raise
-            return store
-
-        name = f"{key.class_name}/{key.name}"
-        store: TreeStore = await self.patiently(work, name)
-        try:
-            tree = Tree(self, key, store)
-        except BaseException:
-            store.close()
-            raise
-        self._sleeping.pop(key, None)
-        assert self._nursery is not None
-        await self._nursery.start(tree.run)
-        self.trees[key] = tree  # not before it runs: others would find a dead tree
-        self.emit("root:open", tree, key, store.created)
-        return tree
-
-    async def _leave(self, tree: Tree, *, final: bool) -> list[Node]:
-        """Stop a tree, close its files, note when it is due again."""
-        leaving = self._leaving.get(tree.key)
-        if leaving is not None:
-            await leaving.wait()
-        if tree.closed:
-            return []
-        over = self._leaving[tree.key] = trio.Event()
-        doomed = tree.key in self._doomed  # the index keeps it awake until it is gone
-        try:
-            with trio.CancelScope(shield=True):
-                remnants = await tree.stop(final=final)
-                due = tree.jobs.left() if final and not doomed else _AWAKE
-                assert tree.nursery is not None
-                tree.nursery.cancel_scope.cancel(reason="the tree closes")
-
-                def work() -> None:
-                    tree.store.close()
-                    if final:
-                        self.store.note_root(tree.key, due)
-
-                try:
-                    await self._off_loop(work)
-                except StorageError as error:  # the index calls it awake: looked at
-                    name = f"leaving {tree.key.class_name}/{tree.key.name}"
-                    self.report("storage", None, error, name=name)
-        finally:
-            if self.trees.get(tree.key) is tree:
-                del self.trees[tree.key]
-            del self._leaving[tree.key]
-            over.set()
-        if final and not self.closing and not doomed:
-            self._sleeping[tree.key] = due
-            self._sleepers_changed.set()
-        return remnants
-
-    def evict_root(self, tree: Tree) -> None:
-        """Let a tree that does nothing sleep; its slot is in the host index."""
-        if self._nursery is not None and tree.key not in self._leaving:
-            self._nursery.start_soon(self.put_to_sleep, tree)
-
-    async def put_to_sleep(self, tree: Tree) -> None:
-        """Stop a tree in order and close its files, unless somebody came meanwhile."""
-        if tree.key not in self._leaving and not tree.closed and not tree.visitors:
-            await self._leave(tree, final=True)
-
-    async def destroy_root(self, tree: Tree) -> None:
-        """Delete a root with all below it: its folder goes, its name is free again."""
-        key = tree.key
-        if key in self._doomed:
-            await self._doomed[key].wait()
-            return
-        with tree.transaction():
-            tree.db.execute("UPDATE node SET state = 'gone' WHERE parent IS NULL")
-            tree.db.execute("DELETE FROM job")
-        over = self._doomed[key] = trio.Event()
-        try:
-            tree.jobs.stopped = True
-            tree.sockets.close_tree(4410, "deleted")
-            tree.stops.end_all(Deleted(f"{key.class_name}/{key.name} is deleted"))
-            await tree.durable()
-            await self._leave(tree, final=True)
-            await self._off_loop(lambda: self.store.drop_tree(key))
-        except StorageError:
-            if tree.closed:  # its mark is durable: opening it tries again
-                wait_ms = int(self.limits.backoff_max_s * 1000)
-                self._sleeping[key] = self.clock.now_ms() + wait_ms
-                self._sleepers_changed.set()
-            raise
-        finally:
-            del self._doomed[key]
-            over.set()
-
-    def restart_tree(self, tree: Tree, error: BaseException) -> None:
-        """The storage of a tree failed: stop it, and begin again from its last record."""
-        self.report(
-            "storage", None, error, name=f"{tree.key.class_name}/{tree.key.name}"
-        )
-        if (
-            self._nursery is not None
-            and not tree.closed
-            and tree.key not in self._leaving
-        ):
-            self._nursery.start_soon(self._restart, tree)
-
-    async def _restart(self, tree: Tree) -> None:
-        if tree.key in self._leaving or tree.closed:
-            return
-        await self._leave(tree, final=False)
-        self.emit("restart", None, tree.key, None)
-        if self.closing:
-            return
-        rest_ms = self._failures.again_ms(tree.key)
-        if rest_ms:
-            self._look_later(tree.key, rest_ms)
-            return
-        try:
-            await self.open_root(tree.key, create=False)
-        except (NotFound, StorageFull, StorageBusy) as error:
-            # nothing of it was durable; or there may be room, or no lock, the next time
-            self.report("storage", None, error, name=f"restart of {tree.key}")
-            if not isinstance(error, NotFound):  # nobody may come, and it owes things
-                self._look_later(tree.key, int(self.limits.backoff_base_s * 1000))
-        except Exception as error:
-            self._broken[tree.key] = error
-            self.report("storage", None, error, name=f"restart of {tree.key}")
-
-    def _look_later(self, key: TreeKey, wait_ms: int) -> None:
-        """Open a tree then, unless somebody comes before: it may owe things."""
-        self._sleeping.setdefault(key, self.clock.now_ms() + wait_ms)
-        self._sleepers_changed.set()
-
     # ---- from outside
 
     async def get_agent(self, cls: type[A], name: str) -> A:
@@ -471,25 +175,9 @@ class Kernel:
         kind = self.classes.of(cls, among="roots")
         check_name(name, root=True)
         key = TreeKey(kind.name, name)
-        tree = await self._awake(key)
+        tree = await self.host.awake(key)
         target = OutsideTarget(self, key, tree.root_slot, kind)
         return cast(A, Stub(target))
-
-    async def _awake(self, key: TreeKey) -> Tree:
-        """Open and start a root; after the end of one that is just being destroyed."""
-        while True:
-            tree = await self.open_root(key)
-            try:
-                with tree.visitor():
-                    await tree.wake(tree.root_slot)
-                    if tree.store.created and not tree.barrier.records:
-                        await tree.durable()  # whose stub this is must stay its own
-                return tree
-            except Deleted:
-                over = self._doomed.get(key)
-                if over is None:
-                    raise
-            await over.wait()
 
     async def get_sub_agent(self, parent: Agent, cls: type[A], name: str) -> A:
         """Return a stub of a facet of `parent` (a stub), for calls from outside; no gate."""
@@ -514,14 +202,14 @@ class Kernel:
         kind = self.classes.of(cls, among="roots")
         key = TreeKey(kind.name, check_name(name, root=True))
         try:
-            tree = await self.open_root(key, create=False)
+            tree = await self.host.open_root(key, create=False)
         except NotFound:
             return
         over, failed = trio.Event(), list[Exception]()
 
         async def end() -> None:  # not in this task, which may be inside that root
             try:
-                await self.destroy_root(tree)
+                await self.host.destroy_root(tree)
             except Exception as error:
                 failed.append(error)
             finally:
@@ -668,7 +356,7 @@ class Kernel:
         """
         most = self.limits.tree_rows
         limit = most if limit is None else max(1, min(limit, most))
-        keys = [*self.trees, *self._sleeping]
+        keys = [*self.trees, *self.host.sleeping]
         rows = []
         for key in await first_roots(keys, after, find, limit):
             tree = self.trees.get(key)
@@ -677,7 +365,7 @@ class Kernel:
                 class_name=key.class_name, name=key.name,
                 state="open" if awake else "sleeping",
                 agents=len(tree.nodes) if tree is not None and awake else 0,
-                due_at=self._sleeping.get(key) or None,
+                due_at=self.host.sleeping.get(key) or None,
             )  # fmt: skip
             rows.append(row)
         return rows
@@ -691,17 +379,11 @@ class Kernel:
         for a root that was never made.
         """
         key = TreeKey(class_name, name)
-        known = (self.trees, self._sleeping, self._opening, self._leaving)
-        if not any(key in where for where in known):
+        if not self.host.knows(key):
             raise NotFound("there is no such root")
-        tree = await self.open_root(key, create=False)
+        tree = await self.host.open_root(key, create=False)
         with tree.visitor():
             yield Operator(tree)
-
-    def sleepers(self, until: int) -> set[TreeKey]:
-        """Return the roots that sleep and are due until then (epoch ms)."""
-        slots = self._sleeping.items()
-        return {key for key, due_at in slots if due_at is not None and due_at <= until}
 
     def fibers(
         self,
@@ -774,7 +456,7 @@ class Kernel:
         }
         return joined | {
             "trees": len(self.trees),
-            "sleeping_trees": len(self._sleeping),
+            "sleeping_trees": len(self.host.sleeping),
             "nodes": sum(len(t.nodes) for t in trees),
             "remnants": sum(len(t.remnants) for t in trees),
             "connections": sum(t.sockets.count for t in trees),
@@ -792,13 +474,6 @@ def find_store(url: str, limits: Limits) -> Store:
         msg = f"storage {url!r}: give a URL that begins with one of {known}"
         raise UsageError(msg)
     return cast(Store, found[scheme].load()(rest, limits=limits))
-
-
-def alone(error: BaseException) -> BaseException:
-    """Return the one error of a group of one, as if no nursery were there."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager

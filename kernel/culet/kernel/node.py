@@ -391,6 +391,13 @@ def only_stop(error: BaseException) -> BaseException:
     return error
 
 
+def alone(error: BaseException) -> BaseException:
+    """Return the one error of a group of one, as if no nursery were there."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def own(error: BaseException) -> BaseException:
     """Return an exception object for one caller alone, or tracebacks pile up on it."""
     if isinstance(error, FacetAborted):

@@ -23,8 +23,8 @@ from .classes import Classes
 from .clock import Chance
 from .core.limits import Limits
 from .errors import InternalError, StorageError, StorageFull, UsageError
-from .kernel import Kernel, alone, find_store
-from .node import Node, State
+from .kernel import Kernel, find_store
+from .node import Node, State, alone
 from .ports import (
     AgentDb,
     Chore,
@@ -528,7 +528,7 @@ class Harness:
         if len(path) == 1:
             tree = self.tree(*path[0])
             if tree is not None:
-                await self.kernel.put_to_sleep(tree)
+                await self.kernel.host.put_to_sleep(tree)
 
     async def _evict(self, node: Node) -> None:
         for kid in list(node.kids.values()):

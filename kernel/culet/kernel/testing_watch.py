@@ -41,7 +41,7 @@ def unfinished(harness: Harness, until_ms: int) -> list[str]:
     ]
     asleep = [
         f"{key.class_name}/{key.name} is to be woken"
-        for key, due in kernel._sleeping.items()
+        for key, due in kernel.host.sleeping.items()
         if due is not None and due <= harness.clock.now_ms()
     ]
     return found + asleep
@@ -65,7 +65,7 @@ async def statuses(harness: Harness) -> dict[str, str]:
     """Return the status of each run of all roots, by run id; roots that sleep wake."""
     for entry in harness.kernel.store.roots():
         with suppress(NotFound):  # nothing of it was durable
-            await harness.kernel.open_root(entry.key, create=False)
+            await harness.kernel.host.open_root(entry.key, create=False)
     return {
         str(run_id): str(status)
         for tree in harness.kernel.trees.values()

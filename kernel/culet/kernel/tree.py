@@ -588,7 +588,7 @@ class Tree:
                 if now - node.used_at >= idle_s and not node.busy:
                     await self.evict(node)
             if self._sleepy(now, idle_s):
-                self.kernel.evict_root(self)
+                self.kernel.host.evict_root(self)
 
     @property
     def idle(self) -> bool:
@@ -674,7 +674,7 @@ class Tree:
         self._barrier_failed(error)
 
     def _barrier_failed(self, error: BaseException) -> None:
-        self.kernel.restart_tree(self, error)
+        self.kernel.host.restart_tree(self, error)
 
     async def stop(self, *, final: bool) -> list[Node]:
         """Stop all nodes in order; `final` also makes everything durable. Returns remnants."""

@@ -189,7 +189,7 @@ async def _visit(
             return answer
         request = answer
     key = TreeKey(path.root.class_name, path.root.name)
-    tree = await kernel.open_root(key, create=not path.hops)
+    tree = await kernel.host.open_root(key, create=not path.hops)
     with tree.visitor():
         node = await tree.wake(tree.root_slot, props=props if not path.hops else None)
         return await _descend(tree, node, path.below, request, since)
@@ -222,7 +222,7 @@ async def _visit_below(
     caller = ambient.get()
     if caller is not None:
         await caller.node.tree.durable()
-    tree = await target.kernel.open_root(target.key, create=False)
+    tree = await target.kernel.host.open_root(target.key, create=False)
     with tree.visitor():
         node = await tree.wake(target.slot)
         _check_depth(target.kernel, len(node.lineage()) + len(below.hops))

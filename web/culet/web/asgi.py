@@ -27,7 +27,8 @@ import trio
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CuletError, UsageError
 from culet.kernel.http import Request, Response
-from culet.kernel.kernel import Kernel, alone
+from culet.kernel.kernel import Kernel
+from culet.kernel.node import alone
 from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 

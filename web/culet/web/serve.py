@@ -21,7 +21,7 @@ from hypercorn.config import Config
 from quart_trio import QuartTrio
 
 from culet.kernel.errors import UsageError
-from culet.kernel.kernel import alone
+from culet.kernel.node import alone
 
 from .app import INSPECTOR, SOCKETS, gateways_of
 from .asgi import AgentSockets
