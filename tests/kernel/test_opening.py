@@ -68,6 +68,25 @@ async def test_a_turn_that_is_no_generator_is_refused() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "should_connection_be_readonly",
+        "should_send_protocol_messages",
+        "validate_state_change",
+    ],
+)
+async def test_a_hook_that_is_not_awaited_must_not_be_async(hook: str) -> None:
+    """A coroutine that nobody awaits is true: all clients would be readonly."""
+
+    async def asked(self: Any, *_args: Any) -> bool:
+        return False
+
+    hooks = {hook: asked}
+    wrong = type("Wrong", (Agent,), hooks)
+    await refused(f"Wrong.{hook} is not awaited: make it a plain `def`", roots=[wrong])
+
+
 async def test_a_callback_that_could_not_be_called_is_refused_when_it_is_set(
     tmp_path: Path,
 ) -> None:

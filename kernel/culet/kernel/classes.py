@@ -74,6 +74,7 @@ class AgentClass:
         self.callables: dict[str, CallableMethod] = {}
         self._reserved = frozenset(dir(base))
         _refuse_overrides(cls, base)
+        _refuse_unawaited(cls, base)
         for name, fn in inspect.getmembers(cls, inspect.isfunction):
             if name in VERBS:
                 continue  # for the kernel alone: see `pump`
@@ -172,6 +173,17 @@ def _refuse_overrides(cls: type, base: type) -> None:
                     f"give the method another name"
                 )
                 raise UsageError(msg)
+
+
+def _refuse_unawaited(cls: type, base: type) -> None:
+    """Refuse a hook that is asked and not awaited, if it is async: it would say yes."""
+    for name, hook in inspect.getmembers(base, inspect.isfunction):
+        mine = getattr(cls, name)
+        if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
+            continue
+        if inspect.iscoroutinefunction(mine) or inspect.isasyncgenfunction(mine):
+            msg = f"{cls.__name__}.{name} is not awaited: make it a plain `def`"
+            raise UsageError(msg)
 
 
 def _by_name(classes: Iterable[type[Agent]], where: str) -> dict[str, type[Agent]]:

@@ -83,7 +83,8 @@ def _add_serve(commands: Any) -> None:
     parser.add_argument(
         "target",
         metavar="MODULE:NAME",
-        help="an app (create_app), or an opener: a function that returns open_kernel(…)",
+        help="an app (create_app, or yours with install), or an opener: a function that returns"
+        " open_kernel(…)",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default %(default)s)"
