@@ -101,7 +101,9 @@ async def events(life: Life) -> trio.SocketStream:
     await stream.send_all(b"GET /agents/desk/d/events HTTP/1.1\r\nHost: x\r\n\r\n")
     heard = b""
     while b"beat" not in heard:
-        heard += await stream.receive_some(4096)
+        part = await stream.receive_some(4096)
+        assert part, heard
+        heard += part
     return stream
 
 

@@ -192,10 +192,10 @@ class Server:
         stream = await trio.open_tcp_stream("127.0.0.1", self.port)
         lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", *HANDSHAKE]
         lines += [f"{name}: {value}" for name, value in headers]
-        await stream.send_all("\r\n".join([*lines, "", ""]).encode())
-        with trio.fail_after(5):
-            answer = await stream.receive_some(65536)
-        await trio.aclose_forcefully(stream)
+        async with stream:
+            await stream.send_all("\r\n".join([*lines, "", ""]).encode())
+            with trio.fail_after(5):
+                answer = await stream.receive_some(65536)
         return parse_answer(answer)[0]
 
     async def close_of(self, path: str) -> int:
@@ -217,8 +217,9 @@ class Server:
         lines += [*headers, "Connection: close"]
         if body:
             lines.append(f"Content-Length: {len(body)}")
-        await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
-        return parse_answer(await read_all(stream))
+        async with stream:  # also where the server takes no more
+            await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
+            return parse_answer(await read_all(stream))
 
 
 class Client:
