@@ -461,6 +461,37 @@ def test_a_huge_wal_is_copied_by_the_janitor(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_janitor_that_comes_late_does_not_end_the_wait_for_the_next_copy(
+    tmp_path: Path,
+) -> None:
+    """Else the loop opens a file while the janitor is inside: "database is locked"."""
+    store = opened(str(tmp_path), limits=small())
+    tree = store.open_tree(KEY, level="power")
+    add_node(tree, "root0")
+    agent = tree.agent("root0")
+
+    def grow(key: str) -> None:
+        with agent.transaction():
+            for number in range(900):
+                agent.execute(NOTE, (f"{key}{number}", BIG))
+        record(tree)
+
+    grow("a")
+    late = tree.janitor()
+    grow("b")  # the loop could not wait: it has copied the first WAL itself
+    assert not tree.room(agent)
+    for chore in late:
+        chore.work()
+        chore.done(None)
+
+    assert not tree.room(agent)
+    assert wal_size(tree, "root0.db") > 400 * 1048
+    run_chores(tree)
+    assert tree.room(agent)
+    assert wal_size(tree, "root0.db") == 0
+    store.close()
+
+
 @pytest.mark.parametrize("database", ["root0", "tree"])
 def test_a_statement_waits_for_the_janitor_or_does_its_work(
     tmp_path: Path, database: str

@@ -261,17 +261,20 @@ class Janitor:
                 connection.close(True)
             self._log.sync_file(file)
 
+        away = self._away[file] = _Away(work)
+
         def then() -> None:
-            self._back(file)
+            self._back(file, away)
             file.safe = max(file.safe, safe)
             if not self._connections.is_open(file):
                 self._log.folder.release(file.name)
 
-        away = self._away[file] = _Away(work)
         self._plan(away.run, then)
 
-    def _back(self, file: Tracked) -> None:
-        if self._away.pop(file, None) is not None:
+    def _back(self, file: Tracked, away: _Away) -> None:
+        """That copy is made. The file may be away once more by now, for the next one."""
+        if self._away.get(file) is away:
+            del self._away[file]
             self._release(file)
 
     def wait_for(self, file: Tracked) -> None:
@@ -284,7 +287,7 @@ class Janitor:
         except BaseException as error:
             self._log.fail(error)
             raise storage_error(error) from error
-        self._back(file)
+        self._back(file, away)
 
     def close(self) -> None:
         """Wait for the chore that runs; those that come later do nothing.
