@@ -32,7 +32,10 @@ class Top(Agent):
     async def later(self) -> None:
         await self.schedule(3000, "tick")
 
-    async def settled(self) -> bool:
+    async def settled(self, below: bool) -> bool:
+        if below:
+            kid: Any = await self.dynamic_agents.get(Kid, "k\x1b[31m")
+            return bool(await kid.settled(False))
         return any(s.attempts and s.error for s in self.schedules.list())
 
     async def tick(self, payload: Any, schedule: Schedule) -> None: ...
@@ -57,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, below in (("a", False), ("b", True)):
                 root: Any = await kernel.get_agent(Top, name)
                 await root.plan(below)
-            while not await (await kernel.get_agent(Top, "a")).settled():
-                await trio.sleep(0.01)
+                while not await root.settled(below):
+                    await trio.sleep(0.01)
 
     trio.run(work)
     return place
