@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import binascii
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, final
 
@@ -90,9 +91,11 @@ def read_head(head: bytes) -> Head | int:
     )  # fmt: skip
 
 
-def is_ambiguous(data: bytes) -> bool:
+def is_ambiguous(
+    data: bytes | bytearray, start: int = 0, end: int = sys.maxsize
+) -> bool:
     """Whether part of a head has line ends that some read and some do not."""
-    return _BARE.search(data) is not None
+    return _BARE.search(data, start, end) is not None
 
 
 def refuse_handshake(head: Head) -> int | None:
@@ -185,6 +188,7 @@ class Sieve:
         self._header_bytes = header_bytes
         self._step: Step = self._head
         self._data, self._at = b"", 0  # what is not passed on yet begins there
+        self._seen = 0  # of a head that has not come to its end: no need to look twice
         self._left = 0  # of a body, or of a chunk
         self._last = False
         self.switching = self.refused = False
@@ -216,9 +220,11 @@ class Sieve:
         return part
 
     def _head(self) -> bytes | None:
-        end = self._data.find(END, self._at)
+        begin = max(self._at, self._at + self._seen - len(END) + 1)
+        end = self._data.find(END, begin)
         if end < 0:
-            return self._part_of_head()
+            return self._part_of_head(begin)
+        self._seen = 0
         head = self._take(end + len(END))
         read = 431 if len(head) > self._header_bytes else read_head(head)
         if isinstance(read, int) or (read.is_websocket and refuse_handshake(read)):
@@ -235,11 +241,11 @@ class Sieve:
             self._step = self._body if read.length else self._after()
         return head
 
-    def _part_of_head(self) -> bytes | None:
-        part = self._data[self._at :]
-        if is_ambiguous(part):
+    def _part_of_head(self, begin: int) -> bytes | None:
+        if is_ambiguous(self._data, begin):
             return self._refuse()
-        if len(part) <= self._header_bytes:
+        self._seen = len(self._data) - self._at
+        if self._seen <= self._header_bytes:
             return None
         self._step = self._nothing  # the server says itself that it is too large
         return self._take(len(self._data))

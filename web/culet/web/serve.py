@@ -248,7 +248,7 @@ class _Server:
             inspector.close()  # its events would go on for the whole grace
         self.grace.deadline = min(self.grace.deadline, trio.current_time() + GRACE_S)
         with self.grace:
-            while open_then & self.streams:
+            while not open_then.isdisjoint(self.streams):
                 self.idle = trio.Event()
                 await self.idle.wait()
         cut = len(open_then & self.streams)
@@ -328,21 +328,22 @@ class _Server:
 
     async def _first_bytes(self, stream: trio.SocketStream) -> bytes:
         """Read up to the end of the first request's head."""
-        first, end = b"", -1
+        first, end = bytearray(), -1
         while end < 0:
             data = await stream.receive_some(RECEIVE_BYTES)
             if not data:
                 return b""
+            begin = max(0, len(first) - len(END) + 1)  # what is before was looked at
             first += data
-            end = first.find(END)
-            head = first if end < 0 else first[: end + len(END)]
-            if is_ambiguous(head) or not head[:1] > b" ":
+            end = first.find(END, begin)
+            size = len(first) if end < 0 else end + len(END)
+            if is_ambiguous(first, begin, size) or not first[:1] > b" ":
                 await _answer(stream, 400, "bad request")
                 return b""
-            if len(head) > self.limits.header_bytes:
+            if size > self.limits.header_bytes:
                 await _answer(stream, 431, "the request's head is too large")
                 return b""
-        return first
+        return bytes(first)
 
 
 @final

@@ -56,16 +56,16 @@ class Sieved(trio.abc.HalfCloseableStream):
 
             async def listen() -> None:
                 nonlocal gone
-                while sieve.held < HELD_BYTES:
+                while sieve.held < HELD_BYTES:  # who says more than that does not wait
                     try:
                         data = await self._inner.receive_some(HELD_BYTES)
                     except _GONE:
-                        data = b""
+                        break
                     if not data:
-                        gone = True
-                        nursery.cancel_scope.cancel(reason="the client is gone")
-                        return
+                        break
                     sieve.feed(bytes(data))
+                gone = True
+                nursery.cancel_scope.cancel(reason="the client is gone")
 
             nursery.start_soon(listen)
             await self._accepted.wait()

@@ -391,15 +391,12 @@ class Link:
             if not rest:
                 self._go_on()
                 return
-            sent = _write_now(self._socket.fileno(), rest)
+            self._wrote(rest, _write_now(self._socket.fileno(), rest))
         except OSError:
             self.cut("the connection broke")
-            return
         except Exception:
             log.exception("cannot send")
             self.cut("cannot send")
-            return
-        self._wrote(rest, sent)
 
     def _wrote(self, rest: memoryview, sent: int) -> None:
         began = self._rest is None
