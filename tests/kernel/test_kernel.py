@@ -346,6 +346,28 @@ async def test_a_root_that_cannot_be_opened_when_due_is_tried_again(
     assert STARTS[-1] == "fired"
 
 
+async def test_a_root_that_cannot_be_left_keeps_no_other_from_being_left(
+    tmp_path: Path,
+) -> None:
+    names = [f"n{i}" for i in range(5)]
+    with pytest.raises(ValueError, match="n0 stays"):
+        async with open_kernel(
+            roots=[Root], storage=f"sqlite:{tmp_path}", limits=Limits(wake_slice=1)
+        ) as kernel:
+            for name in names:
+                await kernel.get_agent(Root, name)
+            trees = list(kernel.trees.values())
+            leave = kernel.host._leave
+
+            async def failing(tree: Any, *, final: bool) -> Any:
+                if tree.key.name == "n0":
+                    raise ValueError("n0 stays")
+                return await leave(tree, final=final)
+
+            kernel.host._leave = failing  # type: ignore[method-assign]
+    assert [tree.key.name for tree in trees if not tree.closed] == ["n0"]
+
+
 async def test_a_root_that_is_not_there_is_not_made_by_looking(clock: object) -> None:
     async with open_test_kernel(roots=[Root]) as test:
         with pytest.raises(NotFound):

@@ -22,7 +22,7 @@ from .errors import (
     StorageFull,
     UsageError,
 )
-from .node import Node, alone
+from .node import Node
 from .patience import Patience
 from .ports import Level, TreeKey, TreeStore
 from .supervise import TreeFailures
@@ -78,8 +78,12 @@ class Host:
     async def _watch(self) -> None:
         """Wake sleeping roots when their slot is due. The wall clock is read anew."""
         assert self.nursery is not None
+        swept = trio.current_time()
         while True:
             self._sleepers_changed = trio.Event()
+            if trio.current_time() - swept >= self.kernel.limits.clock_check_s:
+                swept = trio.current_time()
+                self.kernel.pages.sweep()
             now = self.kernel.clock.now_ms()
             slots = [
                 (due, key)
@@ -96,8 +100,6 @@ class Host:
                 until(now, next_due, self.kernel.limits.clock_check_s)
             ):
                 await self._sleepers_changed.wait()
-                continue
-            self.kernel.pages.sweep()
 
     async def _wake_root(self, key: TreeKey) -> None:
         """Open one root, in a task of its own: a slow one delays no other."""
@@ -147,20 +149,21 @@ class Host:
         trees = list(self.trees.values())
         remnants: list[Node] = []
 
-        async def leave(tree: Tree) -> None:
-            remnants.extend(await self._leave(tree, final=True))
+        failed: list[Exception] = []
 
-        if len(trees) == 1:
-            await leave(trees[0])
-            return remnants
-        try:
-            async with trio.open_nursery() as nursery:
-                for number, tree in enumerate(trees, 1):
-                    nursery.start_soon(leave, tree)
-                    if number % self.kernel.limits.wake_slice == 0:
-                        await trio.lowlevel.checkpoint()
-        except BaseExceptionGroup as group:
-            raise alone(group) from None
+        async def leave(tree: Tree) -> None:
+            try:
+                remnants.extend(await self._leave(tree, final=True))
+            except Exception as error:  # the others are left all the same
+                failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for number, tree in enumerate(trees, 1):
+                nursery.start_soon(leave, tree)
+                if number % self.kernel.limits.wake_slice == 0:
+                    await trio.lowlevel.checkpoint()
+        if failed:
+            raise failed[0]
         return remnants
 
     # ---- open and left
@@ -352,7 +355,8 @@ class Host:
 
     def _look_later(self, key: TreeKey, wait_ms: int) -> None:
         """Open a tree then, unless somebody comes before: it may owe things."""
-        self.sleeping.setdefault(key, self.kernel.clock.now_ms() + wait_ms)
+        at = self.kernel.clock.now_ms() + wait_ms
+        self.sleeping[key] = max(at, self.sleeping.get(key) or 0)
         self._sleepers_changed.set()
 
     async def awake(self, key: TreeKey) -> Tree:

@@ -294,9 +294,10 @@ class Kernel:
         `who`: the identity that `authenticate` gave, or a function that says of an identity
         whether it is meant; somebody anonymous never is. Sockets close with `code`, and
         `reason`, within `limits.revoke_s`; from now on nothing that they send is heard and
-        nothing more is sent to them. HTTP requests that wait for an answer get 401,
-        streamed answers break off; who was identified already and is still on the way is
-        refused. Returns how many were let go of. What they have asked for goes on: a run is
+        nothing more is said to them, but what was queued before may leave still. HTTP
+        requests that wait for an answer get 401, streamed answers break off; who was
+        identified already and is still on the way is refused. Returns how many were let
+        go of. What they have asked for goes on: a run is
         ended by its id. Who comes anew is a matter of `authenticate`. With the default code
         clients do not come back by themselves; with 1012 they do, under their new rights.
         """

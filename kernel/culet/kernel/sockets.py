@@ -116,6 +116,7 @@ class Connection:
         "_attached",
         "_cursors",
         "_inbox",
+        "_most",
         "_opened",
         "_peer",
         "_pumping",
@@ -154,7 +155,7 @@ class Connection:
         self._todo: deque[Work] = deque()
         self._opened = False
         self._attached = False
-        self._working = 0
+        self._working, self._most = 0, tree.kernel.limits.rpc_per_connection
         self._room = trio.Event()
         self._cursors: deque[Cursor] = deque()
 
@@ -329,7 +330,10 @@ class Connection:
             node.hook(ctx, node.agent.on_close, self, code, reason, was_clean)
 
     def revoke(self, code: int, reason: str) -> None:
-        """Its client may not any more: what comes is not heard, nothing more is said."""
+        """Its client may not any more: what comes is not heard, nothing more is said.
+
+        What was queued before may leave still, with the close behind it.
+        """
         self.close(code, reason)
         self.revoked = True
         self._inbox.clear()
@@ -386,7 +390,7 @@ class Connection:
     @property
     def _full(self) -> bool:
         """Whether as much as may be is in work; the end of one of them goes on."""
-        return self._working >= self._tree.kernel.limits.rpc_per_connection
+        return self._working >= self._most
 
     def _work(self, node: Node, fn: Callable[..., Any], what: Any) -> None:
         """Start a task for one message.
