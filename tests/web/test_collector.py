@@ -31,6 +31,31 @@ print(gc.get_threshold())
 """
 
 
+IMPORTED = """
+import gc
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(info["generation"]))
+if {off}:
+    gc.disable()
+import culet.kernel
+looks.clear()
+import culet.web
+print(gc.isenabled(), gc.get_freeze_count() > 1000, len(looks))
+"""
+
+
+@pytest.mark.parametrize(("off", "then"), [(0, "True True 0"), (1, "False False 0")])
+def test_the_collector_rests_while_the_server_is_imported(off: int, then: str) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(off=off)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout.strip() == then
+
+
 async def come_and_go(server: Server) -> None:
     """Be a client that is told who the agent is, and leaves without a word."""
     stream = await trio.open_tcp_stream("127.0.0.1", server.port)
