@@ -582,11 +582,56 @@ async def test_calls_through_one_stub_begin_in_the_order_in_which_they_are_made(
             for number in range(20):
                 nursery.start_soon(call, str(number))
         assert made == NOTES
+
+
+@pytest.mark.rule("F-026")
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+async def test_calls_that_find_it_asleep_begin_in_their_order_too(
+    outside: bool, seed: int, clock: object
+) -> None:
+    """They wait for one start and trio wakes them in any order; one of them leaves."""
+    async with opened(*MORE, seed=seed) as test:
+        kid = await get(test, (Order, "o"))
+        if outside:
+            root = await test.kernel.get_agent(Top, "a")
+            kid = await test.kernel.get_sub_agent(root, Order, "o")
+        assert await tree_of(test).evict(node_at(test, ("Order", "o")))
         NOTES.clear()
-        await test.evict([("Top", "a"), ("Order", "o")])
-        for number in range(5):
-            await kid.note(str(number))
-        assert [n for n in NOTES if n.isdigit()] == list("01234")
+        made: list[str] = []
+        leaver = trio.CancelScope()
+
+        async def call(text: str) -> None:
+            if text == "7":
+                with leaver:
+                    made.append(text)
+                    await kid.note(text)
+                return
+            made.append(text)
+            await kid.note(text)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(call, str(number))
+            while len(made) < 20:
+                await trio.lowlevel.checkpoint()
+            leaver.cancel()
+        heard = [n for n in NOTES if n.isdigit()]
+        assert heard in (made, [n for n in made if n != "7"])
+
+
+@pytest.mark.rule("F-026", "F-242")
+async def test_calls_that_wait_for_a_start_that_fails_all_hear_of_that_one(
+    clock: object,
+) -> None:
+    async with opened(Bare) as test:
+        kid = await get(test, (Bare, "b"))
+        assert await tree_of(test).evict(node_at(test, ("Bare", "b")))
+        FAIL.append(1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(raises, FacetBroken, kid.ping, 1)
+        assert await kid.ping(1) == 2
 
 
 @pytest.mark.rule("F-030")

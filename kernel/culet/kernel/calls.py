@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 import msgspec
 
 from .errors import CapacityError, Deleted, NotFound, UsageError
+from .firstcome import Line, Place
 from .http import Request, Response, as_request
-from .node import Ambient, Node, State, ambient, own, starts_under
+from .node import Ambient, Node, State, ambient, own, starting, starts_under
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -331,12 +332,13 @@ class Stub(Generic[A_co]):
 class TreeTarget:
     """An agent of this tree, called from inside it: nothing waits for the disk."""
 
-    __slots__ = ("fetches", "kind", "slot", "tree")
+    __slots__ = ("_line", "fetches", "kind", "slot", "tree")
 
     def __init__(
         self, tree: Tree, slot: str, kind: AgentClass, *, fetches: bool = False
     ) -> None:
         self.tree, self.slot, self.kind = tree, slot, kind
+        self._line = Line()
         self.fetches = fetches  # it is a child that calls its parent
 
     def __repr__(self) -> str:
@@ -355,6 +357,32 @@ class TreeTarget:
             raise own(tree.aborted[self.slot])
         return await tree.wake(self.slot)  # which knows what is deleted
 
+    async def _reached(self, place: Place | None = None) -> Node:
+        """Return the live node, with room in its file, when it is this call's turn."""
+        if place is None:
+            node = self.tree.nodes.get(self.slot)
+            awake = node is not None and node.state is State.LIVE
+            if node is not None and awake and not self._line and _has_room(node):
+                return node
+            if starting.get() is not None:  # it must see for whom it waits
+                return await self._with_room()
+            place = self._line.place()
+        try:
+            node = await self._with_room()
+            while not place.first:
+                await place.wait()
+                node = await self._with_room()
+            return node
+        finally:
+            place.leave()
+
+    async def _with_room(self) -> Node:
+        node = await self.node()
+        if not _has_room(node):  # its file needs to rest for a record
+            await node.tree.barrier.room()
+            node = await self.node()
+        return node
+
     def expect(self, name: str) -> None:
         """Raise `UsageError` unless the class that serves the slot now has the method."""
         node = self.tree.nodes.get(self.slot)
@@ -372,15 +400,13 @@ class TreeTarget:
         *,
         inward: Across | None = None,
         outward: Across | None = None,
+        place: Place | None = None,
     ) -> Any:
-        """Run one call in this task; the last two are asked about references."""
+        """Run one call in this task; `inward`, `outward` are asked about references."""
         caller = ambient.get()
         if caller is not None:
             caller.node.check()  # who was stopped calls nobody any more
-        node = await self.node()
-        if not node.tree.store.room(node.db):  # its file needs to rest for a record
-            await node.tree.barrier.room()
-            node = await self.node()
+        node = await self._reached(place)
         method = node.kind.method(name)
         if inward is None and caller is not None:
             inward = _callback_of(caller)
@@ -413,7 +439,7 @@ class TreeTarget:
         caller = ambient.get()
         if caller is not None:
             caller.node.check()
-        node = await self.node()
+        node = await self._reached()
         if asked.identity is None and caller is not None:
             asked = asked.replace(identity=caller.identity)
         ctx = Ambient(node, request=asked, identity=asked.identity)
@@ -423,6 +449,10 @@ class TreeTarget:
             msg += f"a {type(answer).__name__}"
             raise UsageError(msg)
         return answer
+
+
+def _has_room(node: Node) -> bool:
+    return node.tree.store.room(node.db)
 
 
 def _fetch_of(target: Target) -> Callable[..., Any]:
@@ -438,7 +468,7 @@ def _fetch_of(target: Target) -> Callable[..., Any]:
 class OutsideTarget:
     """An agent called from outside its tree: what it answers is durable when told."""
 
-    __slots__ = ("facet", "kernel", "key", "kind", "slot")
+    __slots__ = ("_line", "facet", "kernel", "key", "kind", "slot")
 
     def __init__(
         self,
@@ -451,6 +481,7 @@ class OutsideTarget:
     ) -> None:
         self.kernel, self.key, self.slot, self.kind = kernel, key, slot, kind
         self.facet = facet  # whose class may change
+        self._line = Line()
 
     def __repr__(self) -> str:
         return f"{self.kind.name} {self.slot} of {self.key.class_name}/{self.key.name}"
@@ -473,19 +504,35 @@ class OutsideTarget:
 
     async def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call over the border of the tree: the caller's writes first, then the answer's."""
-        caller = ambient.get()
-        if caller is not None:
-            caller.node.check()
-            await caller.node.tree.durable()
-        tree = await self.tree()
-        with tree.visitor():
-            try:
-                return await TreeTarget(tree, self.slot, self.kind).call(
-                    name, args, kwargs, inward=_inward(tree), outward=_outward
-                )
-            finally:
-                if not tree.closed or tree.barrier.fenced is not None:
-                    await tree.durable()
+        place = None if starting.get() is not None else self._line.place()
+        try:
+            caller = ambient.get()
+            if caller is not None:
+                caller.node.check()
+                await caller.node.tree.durable()
+            tree = await self.tree()
+            with tree.visitor():
+                return await self._called(tree, name, args, kwargs, place)
+        finally:
+            if place is not None:
+                place.leave()
+
+    async def _called(
+        self,
+        tree: Tree,
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        place: Place | None,
+    ) -> Any:
+        try:
+            return await TreeTarget(tree, self.slot, self.kind).call(
+                name, args, kwargs,
+                inward=_inward(tree), outward=_outward, place=place,
+            )  # fmt: skip
+        finally:
+            if not tree.closed or tree.barrier.fenced is not None:
+                await tree.durable()
 
 
 def outside_target(stub: Any) -> OutsideTarget:
