@@ -321,8 +321,8 @@ def kernel_request(
 ) -> Request:
     """Return a request of Quart's as gates and agents see it.
 
-    Its body is streamed, and not taken from the client faster than it is read. `query`
-    (raw) stands for its own.
+    Its body is streamed, and not taken from the client faster than it is read; one of GET
+    or HEAD means nothing and is left out. `query` (raw) stands for its own.
     """
     if query is None:
         query = request.query_string.decode("latin-1")
@@ -355,7 +355,7 @@ def kernel_request(
         f"{raw_path}?{query}" if query else raw_path,
         headers=joined(request.headers.items()),
         identity=identity,
-        body=body,
+        body=b"" if request.method in {"GET", "HEAD"} else body,
         body_bytes=limits.body_bytes,
     )
 
