@@ -43,7 +43,10 @@ async def test_entries_have_class_name_and_birth_in_the_order_of_birth(
         await kids.get(Other, "a")  # in the same millisecond
         await test.advance(2)
         await kids.get(Facet, "late")
-        await kids.get(Other, "z")
+        await kids.abort(Facet, "b")
+        await test.evict([("Top", "a"), ("Other", "a")])
+        for cls, name in ((Other, "z"), (Facet, "b"), (Other, "a")):
+            await kids.get(cls, name)  # alive, aborted, asleep: it was born once
         assert kids.list() == [
             ("Other", "z", now), ("Facet", "b", now), ("Other", "a", now),
             ("Facet", "late", now + 2000),
