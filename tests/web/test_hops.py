@@ -309,3 +309,53 @@ def test_a_request_at_a_hop_keeps_its_query_and_nothing_else_changes() -> None:
     assert (there.raw_path, there.method) == ("/agents/a/b/sub/c/d", "POST")
     assert request.url == "/agents/a/b/sub/c/d?q=1"
     assert there.headers == {"h": "1"}
+
+
+class Told(Agent):
+    """A gate that puts a request of its own in the place of the visitor's."""
+
+    async def on_before_sub_agent(self, request: Request, child: Any) -> Any:
+        match request.query.get("gate"):
+            case "anew":
+                return Request("PUT", "/x?gate=anew", body=b"anew")
+            case "other":
+                return Request("PUT", "/x?gate=other", identity="bob")
+            case "nobody":
+                return request.replace(identity=None, readonly=False)
+        return None
+
+    async def fill(self) -> None:
+        await self.dynamic_agents.get(Told, "k")
+
+    async def on_request(self, request: Request) -> Response:
+        return Response.json([request.method, request.identity, request.readonly])
+
+
+@pytest.mark.rule("F-124")
+async def test_a_request_that_a_gate_makes_anew_forgets_neither_who_asks_nor_what_not() -> (
+    None
+):
+    """What it leaves out is no word of the gate's: else a visitor became a nobody whom
+    no revocation finds, and one who may only look could write."""
+
+    async def authenticate(_request: Request) -> str:
+        return "ann"
+
+    async def admit(request: Request, _root: Any) -> Request:
+        return request.replace(readonly=True)
+
+    async with (
+        open_kernel(roots=[Told], facets=[Mid, Told], storage="memory:") as kernel,
+        trio.open_nursery() as nursery,
+    ):
+        app = create_app(kernel, authenticate=authenticate, admit=admit)
+        server = Server(await nursery.start(RUNNERS["own"], app), kernel)
+        for gate, expected in {
+            "anew": ["PUT", "ann", True], "other": ["PUT", "bob", True],
+            "nobody": ["GET", None, False], "": ["GET", "ann", True],
+        }.items():  # fmt: skip
+            path = f"/agents/told/t/sub/told/k/sub/told/deep?gate={gate}"
+            await (await kernel.get_agent(Told, "t")).fill()
+            status, _, body = await server.http("GET", path)
+            assert (status, json.loads(body)) == (200, expected)
+        nursery.cancel_scope.cancel()

@@ -42,6 +42,7 @@ class Request:
     """
 
     __slots__ = (
+        "_anew",
         "_body",
         "_most",
         "_stream",
@@ -68,7 +69,7 @@ class Request:
         body: bytes | Callable[[], AsyncIterator[bytes]] = b"",
         body_bytes: int = DEFAULT.body_bytes,
     ) -> None:
-        self._most = body_bytes
+        self._anew, self._most = True, body_bytes
         self.method = method.upper()
         self.url = url
         self.raw_path = _path_of(url) if raw_path is None else raw_path
@@ -145,10 +146,26 @@ class Request:
             identity=self.identity if identity is ... else identity,
             body_bytes=self._most,
         )
+        other._anew = False
         other.readonly = self.readonly if readonly is None else readonly
         other._body, other._stream = self._body, self._stream
         if self._body is None:
             other._stream = self.stream
+        return other
+
+    def instead_of(self, asked: Request) -> Request:
+        """Return this request as a gate's answer to `asked`.
+
+        One that the gate has made anew says neither who asks nor what that client may
+        not: both stay. What the gate says with `replace` holds.
+        """
+        if not self._anew:
+            return self
+        identity = asked.identity if self.identity is None else self.identity
+        other = self.replace(
+            identity=identity, readonly=self.readonly or asked.readonly
+        )
+        other._most = asked._most
         return other
 
     def at(self, tail: str) -> Request:

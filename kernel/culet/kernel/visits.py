@@ -321,7 +321,11 @@ async def _gate(
     kernel: Kernel, node: Node | None, gate: Any, request: Request, child: Any
 ) -> Request | Response:
     """Ask one gate; a failing gate refuses with 500 and says nothing of why."""
-    answer = await _asked(kernel, node, gate, request, (Request, Response), child)
+    answer: Request | Response | None = await _asked(
+        kernel, node, gate, request, (Request, Response), child
+    )
+    if isinstance(answer, Request):
+        return answer.instead_of(request)
     return request if answer is None else answer
 
 

@@ -78,7 +78,7 @@ async def route_sub_agent_request(
             headers=request.headers,
             identity=request.identity if identity is None else identity,
             body=request.stream,
-        )
+        ).instead_of(request)
         gateway = Gateway(kernel)
         return await answered(
             asked, partial(gateway.enter_below, parent_stub, find_below(path))
