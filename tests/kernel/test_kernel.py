@@ -23,6 +23,7 @@ from culet.kernel.errors import (
 from culet.kernel.kernel import find_store
 from culet.kernel.ports import TreeKey
 from culet.kernel.testing import open_test_kernel
+from culet.kernel.tree import Tree
 
 STARTS: list[str] = []
 
@@ -366,6 +367,27 @@ async def test_a_root_that_cannot_be_left_keeps_no_other_from_being_left(
 
             kernel.host._leave = failing  # type: ignore[method-assign]
     assert [tree.key.name for tree in trees if not tree.closed] == ["n0"]
+
+
+async def test_no_thread_closes_what_a_task_of_the_tree_still_reads(
+    tmp_path: Path,
+) -> None:
+    read: list[Any] = []
+
+    async def last_steps(tree: Tree) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                for _ in range(50):
+                    read.append(tree.db.execute("SELECT count(*) FROM node"))
+                    await trio.sleep(0.001)
+
+    async with open_kernel(roots=[Root], storage=f"sqlite:{tmp_path}") as kernel:
+        await (await kernel.get_agent(Root, "r")).ping(1)
+        (tree,) = kernel.trees.values()
+        tree.start_soon(last_steps, tree)
+    assert read == [[(1,)]] * 50
 
 
 async def test_a_root_that_is_not_there_is_not_made_by_looking(clock: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
@@ -336,18 +337,29 @@ def test_a_store_and_a_tree_are_opened_once(store: Store, tree: TreeStore) -> No
         store.drop_tree(KEY)
 
 
-def test_a_closed_tree_refuses_everything(store: Store, tree: TreeStore) -> None:
+@pytest.mark.parametrize("end", ["close", "retire"])
+def test_a_closed_tree_refuses_everything(
+    store: Store, tree: TreeStore, end: str
+) -> None:
     agent = tree.agent("root0")
+    agent.user_begin()
     agent.execute(NOTE, ("a", "1"))
-    tree.close()
-    tree.close()
+    getattr(tree, end)()
+    getattr(tree, end)()
 
+    assert not agent.in_user_transaction
     with pytest.raises(StorageError):
         tree.tree.execute("SELECT 1")
     with pytest.raises(StorageError):
         agent.execute(NOTE, ("b", "1"))
     with pytest.raises(StorageError):
         tree.begin()
+    if end == "retire":
+        with pytest.raises(StorageBusy):
+            store.open_tree(KEY, level="power")
+        thread = threading.Thread(target=tree.close)
+        thread.start()
+        thread.join()
     assert store.open_tree(KEY, level="power").created
 
 

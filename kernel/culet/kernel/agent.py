@@ -510,7 +510,9 @@ class Agent:
                 errors.append(error)
                 failed.set()
 
-        tree.start_soon(end)
+        # nor in one of the tree, where that ends as a whole
+        start_soon = tree.start_soon if node.parent else tree.kernel.start_soon
+        start_soon(end)
         await failed.wait()
         raise errors[0]
 

@@ -31,6 +31,7 @@ from .tree import Tree
 if TYPE_CHECKING:
     from .kernel import Kernel
 
+_LAST_WORDS_S: Final = 0.05  # for the tasks of a tree beside code that does not stop
 _AWAKE: Final = 0  # in the host index: look at once, it was live
 _DESTROYED: Final = "SELECT 1 FROM node WHERE parent IS NULL AND state = 'gone'"
 
@@ -259,6 +260,11 @@ class Host:
                 due = tree.jobs.left() if final and not doomed else _AWAKE
                 assert tree.nursery is not None
                 tree.nursery.cancel_scope.cancel(reason="the tree closes")
+                # Not before its tasks have ended may a thread close what they read.
+                wait_s = 0.0 if remnants else self.kernel.abort_grace_s
+                with trio.move_on_after(max(wait_s, _LAST_WORDS_S)):
+                    await tree.over.wait()
+                tree.store.retire()
 
                 def work() -> None:
                     tree.store.close()

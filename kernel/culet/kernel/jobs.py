@@ -411,7 +411,7 @@ class Jobs:
             if head.row.kind != "wipe":
                 await self.tree.kernel.paced()
             until = trio.current_time() + self.tree.kernel.limits.batch_s
-            while rest:
+            while rest and not self.stopped:
                 taken = rest.popleft()
                 self._waiting.discard(taken.row.id)
                 await self._one(taken)
@@ -437,7 +437,7 @@ class Jobs:
             if self.tree.barrier.fenced is None and (kind.batch or self.mine(taken)):
                 await self._handle(taken, kind)
         except StorageError as error:
-            if self.tree.barrier.fenced is None:
+            if self.tree.barrier.fenced is None and not self.tree.closed:
                 with suppress(StorageError):  # then it is only released
                     self._failed(taken, error)
         except Exception as error:  # of its own bookkeeping: its row makes no sense
@@ -602,6 +602,8 @@ class Jobs:
         Its own policy is for the call; where the owner has not `started`, the one of
         the kernel holds.
         """
+        if self.tree.closed:
+            return  # its hold is void in the next life
         row = taken.row
         text = f"{type(error).__name__}: {error}"
         self.tree.report_job(taken, error)

@@ -198,8 +198,15 @@ class TreeStore(Protocol):
         """What the janitor thread should do now: syncs, unlinks, the next segment."""
         ...
 
+    def retire(self) -> None:
+        """Refuse all from now on, whoever still asks; never blocks. `close` may follow.
+
+        It takes away what the loop uses, so that another thread can close it.
+        """
+        ...
+
     def close(self) -> None:
-        """Close all files. Commits without a record are lost at the next open."""
+        """Close all files. Commits without a record are lost at the next open. Blocks."""
         ...
 
 

@@ -332,6 +332,9 @@ class _FaultyTree:
     def janitor(self) -> list[Chore]:
         return self.inner.janitor()
 
+    def retire(self) -> None:
+        self.inner.retire()
+
     def close(self) -> None:
         self.inner.close()
 

@@ -117,6 +117,7 @@ class Tree:
         self.visitors = 0
         self.used_at = trio.current_time()
         self.nursery: trio.Nursery | None = None
+        self.over = trio.Event()  # all its tasks have ended
         self.made: set[str] = set()  # by `get`, and no start has succeeded yet
         self._looks: dict[str, trio.Event] = {}  # at files that somebody has locked
         self.barrier = Barrier(
@@ -192,12 +193,15 @@ class Tree:
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Be the tree's task until its nursery is cancelled."""
-        async with trio.open_nursery() as self.nursery:
-            self.nursery.start_soon(self.barrier.run)
-            self.nursery.start_soon(self.jobs.run, self.nursery)
-            self.nursery.start_soon(self._evict_idle)
-            self.barrier.touched()
-            task_status.started()
+        try:
+            async with trio.open_nursery() as self.nursery:
+                self.nursery.start_soon(self.barrier.run)
+                self.nursery.start_soon(self.jobs.run, self.nursery)
+                self.nursery.start_soon(self._evict_idle)
+                self.barrier.touched()
+                task_status.started()
+        finally:
+            self.over.set()
 
     # ---- small services
 

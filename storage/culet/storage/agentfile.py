@@ -218,10 +218,10 @@ class AgentDatabase(Database):
             if self._in_user and not connection.in_transaction:
                 self._broken = True
 
-    def disconnect(self) -> None:
-        """Close the connection; an open transaction is rolled back."""
-        super().disconnect()
+    def detach(self) -> apsw.Connection | None:
+        """Give up the connection, if there is one, without closing it."""
         self._in_user = self._broken = False
+        return super().detach()
 
 
 def _too_long(sql: str, most: int) -> bool:

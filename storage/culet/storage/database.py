@@ -57,9 +57,14 @@ class Database:
         """One immediate transaction; an inner one joins the outer by a savepoint."""
         return Transaction(self)
 
+    def detach(self) -> apsw.Connection | None:
+        """Give up the connection, if there is one, without closing it."""
+        connection, self.connection, self.depth = self.connection, None, 0
+        return connection
+
     def disconnect(self) -> None:
         """Close the connection; an open transaction is rolled back."""
-        connection, self.connection, self.depth = self.connection, None, 0
+        connection = self.detach()
         if connection is not None:
             connection.close(True)  # forced: it raises nothing
 

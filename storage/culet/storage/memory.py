@@ -55,7 +55,7 @@ class MemoryTree:
         self.limits = store.limits
         self.quota = TreeQuota(store.limits)
         self.empty = store.empty
-        self.closed = False
+        self.closed = self._over = False
         self.inline = True
         self.commits = 0
         self._store = store
@@ -210,15 +210,19 @@ class MemoryTree:
         """Return nothing to do."""
         return []
 
-    def close(self) -> None:
+    def retire(self) -> None:
         """Close all databases. Commits without a record are lost."""
-        if self.closed:
-            return
         self.closed = True
         for agent in self._agents.values():
             agent.disconnect()
         self.tree.disconnect()
-        self._store.closed(self._key)
+
+    def close(self) -> None:
+        """Close it: the tree may be opened again."""
+        if not self._over:
+            self._over = True
+            self.retire()
+            self._store.closed(self._key)
 
     def _check_open(self) -> None:
         if self.closed:

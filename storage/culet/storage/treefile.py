@@ -155,6 +155,8 @@ class SqliteTree(Connections):
         self.empty = empty
         self.open_files = open_files
         self.closed = False
+        self._over = False
+        self._left: list[apsw.Connection] = []  # of the loop, to be closed
         self._writing = threading.Lock()
         self._tree_file: Tracked
         self._on_close = closed
@@ -420,10 +422,24 @@ class SqliteTree(Connections):
         """Return what the janitor thread should do now."""
         return self._janitor.take()
 
+    def retire(self) -> None:
+        """Refuse all from now on. What the loop uses is taken away from it here.
+
+        A thread that closes a connection in the middle of a statement of the loop would
+        fail, and leave it open.
+        """
+        self.closed = True
+        agents = list(self._agents.values())
+        found = [database.detach() for database in (self.tree, *agents)]
+        self._left += [connection for connection in found if connection is not None]
+        for agent in agents:
+            self.open_files.drop(agent)
+
     def close(self) -> None:
         """Close all files. Commits without a record are lost at the next open."""
-        if self.closed:
+        if self._over:
             return
+        self._over = True
         try:
             self._let_go()
         except CAUGHT as error:
@@ -432,14 +448,14 @@ class SqliteTree(Connections):
             self._on_close(self)
 
     def _let_go(self) -> None:
+        self.retire()
         with self._writing:
-            self.closed = True
+            pass  # a record that is being written goes on to its end
         if hasattr(self, "_janitor"):
             self._janitor.close()
             with suppress(OSError):  # it would only have told more of a damage
                 self.log.mark()
         with ExitStack() as stack:  # one that fails must not keep the others open
-            stack.callback(self.folder.close)
-            stack.callback(self.tree.disconnect)
-            for agent in list(self._agents.values()):
-                stack.callback(agent.disconnect)
+            stack.callback(self.folder.close)  # after them: it drops SQLite's locks
+            for connection in self._left:
+                stack.callback(connection.close, True)
