@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from culet.kernel import Request, Response
+from culet.kernel.bodies import Following
 from culet.kernel.core.clientframes import ChatRequest, ui_messages
 from culet.kernel.errors import CapacityError, Refused, UsageError
 from culet.kernel.follow import follow
@@ -155,7 +156,8 @@ async def _asked(chat: Chat, request: Request) -> Response:
 
 
 def _events(chat: Chat, request_id: str) -> Response:
-    return Response(_parts(chat, request_id), 200, {**_HEADERS, "x-turn": request_id})
+    parts = Following(_parts(chat, request_id))
+    return Response(parts, 200, {**_HEADERS, "x-turn": request_id})
 
 
 async def _parts(chat: Chat, request_id: str) -> AsyncIterator[bytes]:

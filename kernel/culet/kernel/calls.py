@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
 
+from .bodies import stay_inside
 from .errors import CapacityError, Deleted, NotFound, UsageError
 from .firstcome import Line, Place
 from .http import Request, Response, as_request
@@ -448,7 +449,7 @@ class TreeTarget:
             msg = f"{node.kind.name}.on_request returned no Response, but "
             msg += f"a {type(answer).__name__}"
             raise UsageError(msg)
-        return answer
+        return stay_inside(node, ctx, answer)
 
 
 def _has_room(node: Node) -> bool:

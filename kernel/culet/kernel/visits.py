@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, final
 
+from .bodies import stay_inside
 from .calls import OutsideTarget, outside_target
 from .core.limits import FORWARDS_MAX
 from .core.path import ParsedPath, PathBelow, PathStep, check_name, parse_below
@@ -104,6 +105,7 @@ class Visit:
                         raise TypeError(
                             f"on_request returned no Response, but a {what}"
                         )
+                    stay_inside(node, ctx, response)
             except CuletError as error:
                 response = error_response(error)
             except Exception as error:
@@ -129,6 +131,8 @@ async def _gated(
         async for part in body:
             await tree.durable()
             yield part
+    except (Deleted, FacetAborted):  # somebody has ended its agent: that is no failure
+        raise
     except Exception as error:  # the client only sees it break off
         tree.kernel.report("request", None, error, name=url)
         raise
