@@ -84,6 +84,9 @@ class Leaf(Agent):
             await self.durable()
             await trio.sleep(5)
             return FiberResolution(result=len(TOLD))
+        if ctx.name == "followed":
+            await self.fibers.start("next", trio.sleep_forever, fiber_id="next")
+            return FiberResolution(result=None)
         TOLD.append((self.name, ctx.id, ctx.name, ctx.snapshot, ctx.started_at))
         await self.schedule(0, "say", f"go on {ctx.id}", idempotent=True)
         return FiberResolution(result="seen")
@@ -459,6 +462,26 @@ async def test_whoever_waits_for_a_fiber_hears_how_it_ended(clock: object) -> No
             ("good", "completed", "well", None),
         ]
         assert len(heard) == 6
+
+
+@pytest.mark.rule("F-361")
+async def test_what_a_hook_has_started_outlives_the_end_of_that_recovery(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        kid = await child(test)
+        await kid.fibers.start("followed", trio.sleep_forever, fiber_id="f")
+        await kid.durable()
+        await test.crash()
+        await test.reopen()
+        await test.advance(5)
+        sql = "SELECT name, status FROM fiber ORDER BY born"
+        both = [("followed", "completed"), ("next", "running")]
+        assert rows(tree_of(test), sql) == both
+        await test.crash()
+        await test.reopen()
+        await test.advance(5)
+        assert [told[1] for told in TOLD if told[0] == "k"] == ["next"]
 
 
 @pytest.mark.rule("F-361", "F-365")

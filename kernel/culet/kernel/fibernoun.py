@@ -38,7 +38,9 @@ class FibersNoun:
         """Start a fiber in the background; a known id or key returns its fiber.
 
         `accepted` of what it returns says whether this call has started it. Its row is
-        kept after its end. With `wait` the end is waited for. One that is not over after
+        kept after its end. With `wait` the end is waited for. It ends with the turn or
+        fiber whose code has started it; one that a recovery hook starts and does not wait
+        for stands in for the recovered one and goes on. One that is not over after
         `deadline_s` seconds ends `error`, reason `deadline`, restarts or not. Raises
         `UsageError` for an id or key that is empty, or that name two fibers.
         """
@@ -49,7 +51,7 @@ class FibersNoun:
             fiber_id = node.tree.kernel.chance.id() if fiber_id is None else fiber_id
             taken = fibers.begin(
                 node, name, check_name(fiber_id), key, metadata,
-                keep=True, deadline_s=deadline_s,
+                keep=True, deadline_s=deadline_s, wait=wait,
             )  # fmt: skip
 
             async def body() -> None:

@@ -50,6 +50,7 @@ _INSERT: Final = (
     "INSERT INTO fiber (owner, id, kind, name, key, asker, metadata, status, started_at)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, 'running', ?)"
 )
+_ASKER: Final = "SELECT asker FROM fiber WHERE owner = ? AND id = ?"
 _SEEN: Final = "UPDATE job SET at = ?, payload = ? WHERE id = ? AND held = ?"
 DEADLINE: Final = {"fiber": True}  # the payload of its `limit` job
 _encode: Final = msgspec.json.Encoder().encode
@@ -58,10 +59,12 @@ _encode: Final = msgspec.json.Encoder().encode
 class _Live:
     """A fiber whose function, or whose recovery hook, runs in this process."""
 
-    __slots__ = ("about", "progress", "scope", "seen_at", "taken", "work", "written")
+    __slots__ = (
+        "about", "hook", "progress", "scope", "seen_at", "taken", "work", "written",
+    )  # fmt: skip
 
-    def __init__(self, taken: Taken, told: About, now: int) -> None:
-        self.taken, self.about = taken, told
+    def __init__(self, taken: Taken, told: About, now: int, *, hook: bool) -> None:
+        self.taken, self.about, self.hook = taken, told, hook
         self.scope, self.work = trio.CancelScope(), Work()
         self.progress, self.seen_at = told.progress, now
         self.written = -math.inf  # trio's time of the last report that was stored
@@ -116,12 +119,15 @@ class Fibers:
         *,
         keep: bool,
         deadline_s: float | None,
+        wait: bool = True,
     ) -> Taken:
-        """Write the row and its held job, in one commit; with a deadline its job as well."""
+        """Write the row and its held job, in one commit; with a deadline its job as well.
+
+        `wait`: whoever starts it waits for its end, here.
+        """
         node.check_open()
         tree, now = self.tree, self.tree.now()
-        here = ambient.get()
-        asker = here.asker if here is not None and here.node is node else None
+        asker = self._asker(node, wait=wait)
         take, lane = tree.jobs.take_number(), f"fiber:{fiber_id}"
         until = None if deadline_s is None else now + _milliseconds(deadline_s)
         told = _encode(About(keep, until, trace=context(tree.kernel.tracer)))
@@ -145,6 +151,20 @@ class Fibers:
             1, 0, take, 0, 0, None, None, now,
         )  # fmt: skip
         return Taken(stored, take, begun_before=False)
+
+    def _asker(self, node: Node, *, wait: bool) -> str | None:
+        """Return for whom a fiber works that this code starts, and with whom it ends.
+
+        One that a recovery hook starts and does not wait for goes on where the recovered
+        one broke off, so it works for whom that did.
+        """
+        here = ambient.get()
+        asker = here.asker if here is not None and here.node is node else None
+        live = None if asker is None or wait else self.live.get((node.slot, asker))
+        if live is not None and live.hook:
+            rows = self.db.execute(_ASKER, (node.slot, asker))
+            return rows[0][0] if rows else None
+        return asker
 
     async def run(
         self,
@@ -201,8 +221,8 @@ class Fibers:
         about = {"agent": node.path_text(), "run_id": fiber_id, "attempt": attempt}
         return tracer.span("fiber", name, about, parent=parent)
 
-    def _enter(self, slot: str, taken: Taken) -> _Live:
-        live = _Live(taken, about(taken.row.payload), self.tree.now())
+    def _enter(self, slot: str, taken: Taken, *, hook: bool = False) -> _Live:
+        live = _Live(taken, about(taken.row.payload), self.tree.now(), hook=hook)
         self.live[slot, taken.row.what] = live
         return live
 
@@ -353,7 +373,7 @@ class Fibers:
             age_s=max(0, self.tree.now() - found.started_at) / 1000,
         )  # fmt: skip
         self._tell("attempt", subject, taken, found)
-        live = self._enter(subject.owner, taken)
+        live = self._enter(subject.owner, taken, hook=True)
         answer: FiberResolution | None = None
         try:
             with live.scope:
