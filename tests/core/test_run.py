@@ -19,6 +19,7 @@ from culet.kernel.core.run import (
     input_digest,
     model_value,
     shape_preview,
+    steady_json,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -59,6 +60,19 @@ def test_a_digest_sees_values_not_spelling() -> None:
     assert input_digest(b'{"a": 1, "b": [2]}') == input_digest(b'{"b":[2],"a":1}')
     assert input_digest(b'{"a":1}') != input_digest(b'{"a":2}')
     assert input_digest(b'{"a":1}') != input_digest(b'{"a":"1"}')
+
+
+def test_sets_have_one_text_in_whatever_order_they_come() -> None:
+    one, other = set[int](), set[int]()
+    for n in (8, 0):
+        one.add(n)
+    for n in (0, 8):
+        other.add(n)
+    assert list(one) != list(other), "as in another process"
+    assert steady_json({"x": one}) == steady_json({"x": other}) == b'{"x":[0,8]}'
+    assert steady_json({1: "no text for a key"}) == b'{"1":"no text for a key"}'
+    with pytest.raises(TypeError):
+        steady_json(object())
 
 
 @given(json_values, json_values)

@@ -247,6 +247,36 @@ async def test_many_are_stored_in_one_commit_and_come_as_if_one_by_one(
         assert TOLD == [{"n": 1}, {"n": 1}, "same", "b", "c"]
 
 
+@pytest.mark.rule("F-254", "F-274", "F-275", "I-37")
+async def test_what_is_equal_is_the_same_schedule_however_it_is_written(
+    clock: object,
+) -> None:
+    one, other = {8}, {0}
+    one.add(0)
+    other.add(8)
+    assert list(one) != list(other), "each process has its own order of sets"
+    first = {"a": 1, "tags": one}
+    second = {"tags": other, "a": 1}
+    async with opened() as test:
+        top = await top_of(test)
+        made = [
+            (await top.schedule_every(seconds, "say", payload)).id
+            for seconds, payload in ((60, first), (60.0, second))
+        ]
+        made += [
+            (await top.schedule("0 3 * * *", "say", payload, tz=tz)).id
+            for payload, tz in ((first, None), (second, "UTC"))
+        ]
+        made += [
+            (await top.schedule(delay, "say", payload, idempotent=True)).id
+            for delay, payload in ((5, first), (5.0, second))
+        ]
+        assert made[::2] == made[1::2]
+        assert len(set(made)) == 3
+        assert (await top.schedule_every(60.5, "say", first)).id not in made
+        assert (await top.schedule_every(60, "say", {"a": 1})).id not in made
+
+
 @pytest.mark.parametrize("bad", range(3))
 async def test_of_many_one_that_is_refused_leaves_none(bad: int, clock: object) -> None:
     async with opened() as test:

@@ -10,7 +10,7 @@ import msgspec
 from .calls import UNENCODABLE
 from .core.effects import POLICIES, Policy, Status, Verdict
 from .core.limits import EFFECT_KEY_MAX, NAME_MAX
-from .core.run import input_digest, shape_preview
+from .core.run import input_digest, shape_preview, steady_json
 from .effectrows import Effect, Wanted
 from .errors import UsageError
 from .node import Node, ambient
@@ -166,7 +166,7 @@ def _check_text(what: str, value: Any, most: int) -> None:
 def _digest(args: tuple[Any, ...], most: int) -> tuple[str, Any]:
     """Return the digest and the shape of arguments."""
     try:
-        text = msgspec.json.encode(args)
+        text = steady_json(args)
     except UNENCODABLE as error:
         msg = (
             f"the arguments of an effect are JSON values; let fn hold the rest: {error}"

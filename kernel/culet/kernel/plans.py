@@ -20,6 +20,7 @@ from .calls import json_bytes
 from .core import job as core
 from .core.job import Cron, Every, Interval, Misfire, Retry, is_number
 from .core.limits import DELAY_MAX_S, INTERVAL_MAX_S
+from .core.run import steady_json
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ def plan(node: Node, due: Due) -> Plan:
         core.check_jitter(due.jitter)
         at = instant(when) if isinstance(when, datetime) else now + _delay_ms(when)
         spread = at + int(due.jitter * 1000 * chance()) if due.jitter else at
-        spec = at if isinstance(when, datetime) else when
+        spec = at if isinstance(when, datetime) else _plain(when)
     idempotent = every is not None if due.idempotent is None else due.idempotent
+    zone = None if due.tz == "UTC" else due.tz  # which is the one that is meant
     return Plan(
         name, text, every, at, spread,
-        _digest(name, text, "at", spec, due.tz) if idempotent else None,
+        _digest(name, due.payload, "at", spec, zone) if idempotent else None,
         due.retry or node.agent.retry,
         unsure=due.idempotent is None and every is None,
     )  # fmt: skip
@@ -102,7 +104,7 @@ def plan_interval(
         raise UsageError(msg)
     at = core.first_tick(every, node.tree.now())
     due_at = core.with_jitter(every, at, node.tree.kernel.chance.fraction())
-    key = _digest(name, text, "every", seconds)
+    key = _digest(name, payload, "every", _plain(seconds))
     return Plan(name, text, every, at, due_at, key, retry or node.agent.retry)
 
 
@@ -140,10 +142,20 @@ def _payload(node: Node, name: str, payload: Any) -> str | None:
     return json_bytes(payload, f"the payload for {name!r}", most).decode()
 
 
-def _digest(name: str, text: str | None, *spec: Any) -> str:
-    """Return the key under which twice the same is one; older lives have stored such."""
-    parts = msgspec.json.encode([name, list(spec)]) + (text or "null").encode()
+def _digest(name: str, payload: Any, *spec: Any) -> str:
+    """Return the key under which twice the same is one; older lives have stored such.
+
+    The order of keys does not count, nor that of sets, which is another in each process.
+    """
+    value = msgspec.json.decode(steady_json(payload))
+    plain = msgspec.json.encode(value, order="deterministic")
+    parts = msgspec.json.encode([name, list(spec)]) + plain
     return hashlib.sha256(parts).hexdigest()
+
+
+def _plain(seconds: float) -> float:
+    """Return a number of seconds in one form: 60 and 60.0 are the same time."""
+    return int(seconds) if float(seconds).is_integer() else seconds
 
 
 def callback_name(

@@ -243,7 +243,7 @@ class Runs:
             self._check_shown("preview", ask.preview)
         named, derived = self._named(ask)
         run_id = named or self.tree.kernel.chance.id()
-        digest = core.input_digest(text)
+        digest = core.input_digest(core.steady_json(value))
         known = self._known(node, kind, run_id, digest, derived=derived)
         if known is not None:
             return known, True

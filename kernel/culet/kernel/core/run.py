@@ -100,6 +100,17 @@ def derive_run_id(message_id: str, tool_call_id: str) -> str:
     return "run-" + base64.b32encode(digest).decode().lower()
 
 
+def steady_json(value: Any) -> bytes:
+    """Return a value as JSON, its sets in an order that each process gives them.
+
+    As they come where they cannot be sorted. Raises as `msgspec.json.encode` does.
+    """
+    try:
+        return msgspec.json.encode(value, order="deterministic")
+    except TypeError:  # a set of mixed kinds, keys that are no text, or no JSON at all
+        return msgspec.json.encode(value)
+
+
 def input_digest(value_json: bytes) -> str:
     """Return a digest of an input's JSON, to tell a known run id with other input.
 
