@@ -17,8 +17,8 @@ seconds first, and `@yearly @annually @monthly @weekly @daily @midnight @hourly`
 field is a list of `*`, values, ranges and steps of these; `5/10` runs to the field's
 end. Months and weekdays have English names; Sunday is 0 and 7; `5#2` is the second
 Friday; `L` the last day of the month. Day of month and day of week that both are set
-(neither begins with `*`) mean *either*, as in every cron. Ranges that run backwards
-are refused.
+mean *either*, as in every cron; set is all but a plain `*`, so `*/2` too, where crons
+differ. Ranges that run backwards are refused.
 
 Laws: the result is strictly later than `after_ms`, and its wall time matches (or a
 matching time lies in the gap that it ends); the next fire of an instant just before a
@@ -144,7 +144,7 @@ def parse(expr: str) -> Cron:
         weekdays=weekdays,
         nth=nth,
         last_day=last_day,
-        either=not day_text.startswith("*") and not weekday_text.startswith("*"),
+        either=day_text != "*" and weekday_text != "*",
         rhythm=any(mark in text for mark in "*/" for text in (plain[1], plain[2])),
     )
 
