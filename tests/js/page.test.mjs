@@ -33,6 +33,7 @@ async function open(t, url, viewport = WIDE) {
 const shot = (page, name) => page.screenshot({ path: join(SHOTS, `${name}.png`) });
 
 async function ask(page, text) {
+  await page.bringToFront(); // what is behind is not drawn
   await page.waitForSelector('#link[data-kind="open"]');
   await page.type("#question", text);
   await page.keyboard.press("Enter");
@@ -164,7 +165,7 @@ test("what a run two levels below asks is answered on the page of the chat", opt
   const [{ page }, { page: phone }] = both;
   await ask(page, "pay where");
   for (const one of [page, phone]) {
-    await one.bringToFront(); // what is behind is not drawn
+    await one.bringToFront();
     await one.waitForSelector(".ask-line");
   }
   assert.match(await phone.$eval(".ask-line", (line) => line.innerText), /May “pay” be done\?/);

@@ -783,6 +783,33 @@ async def test_a_socket_that_was_accepted_cannot_be_left_to_an_agent() -> None:
         assert await client.raw() == "refused"
 
 
+async def test_what_an_app_goes_on_to_send_to_a_socket_it_left_goes_nowhere() -> None:
+    async with opened() as kernel, trio.open_nursery() as nursery:
+        app = create_app(kernel)
+
+        @app.websocket("/left")
+        async def socket() -> None:
+            async def chatter() -> None:
+                await left.wait()
+                while True:  # and lets everybody else go on
+                    await quart_websocket.send("from the app")
+
+            left = trio.Event()
+            async with trio.open_nursery() as here:
+                here.start_soon(chatter)
+                desk = await kernel.get_agent(Desk, "a")
+                left.set()
+                await route_sub_agent_socket(quart_websocket, desk, "/sub/clerk/c")
+                here.cancel_scope.cancel()
+
+        url = await nursery.start(kit.RUNNERS[kit.transport_of_tests], app)
+        async with Server(url, kernel).connect("/left") as client:
+            await client.hello()
+            answers = [await client.call("whoami") for _ in range(5)]
+        nursery.cancel_scope.cancel()
+    assert [answer["result"] for answer in answers] == [["a", "c"]] * 5
+
+
 async def test_an_app_without_agents_cannot_take_sockets() -> None:
     app = QuartTrio(__name__)
     problems: list[str] = []

@@ -214,7 +214,9 @@ class Untaken:
         if not self._taken:
             self._accepted = self._accepted or message["type"] == "websocket.accept"
             await self._send(message)
-            await trio.lowlevel.checkpoint()  # a send to who is gone has none
+        await (
+            trio.lowlevel.checkpoint()
+        )  # a send to who is gone, or to nobody, has none
 
 
 def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
