@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +159,17 @@ def test_a_time_that_is_none_is_refused(
 
     assert caught.value.code == 2
     assert "24h" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [("tree", "--due", "25h"), ("tree",), ("runs",)])
+def test_who_has_seen_enough_is_told_nothing_more(
+    folder: Path, args: tuple[str, ...]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `head` does
+    command = [sys.executable, "-m", "culet.web", args[0], str(folder), *args[1:]]
+    with os.fdopen(write, "wb") as pipe:
+        done = subprocess.run(
+            command, stdout=pipe, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, b"")

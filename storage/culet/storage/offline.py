@@ -236,6 +236,8 @@ def _run(
                 except (Unreadable, log.LogError, rules.TooNew) as error:
                     errors.write(f"culet: {path}: {error}\n")
                     status = WRONG
+    except BrokenPipeError:  # of `out`: it is not the folder that is to blame
+        raise
     except OSError as error:
         errors.write(f"culet: {error}\n")
         return CANNOT_LOOK

@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TextIO
 
 import trio
 from quart_trio import QuartTrio
@@ -32,6 +33,7 @@ from .terminal import add_chat, add_watch
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_STUCK = 70  # code that would not stop was left behind
+EXIT_UNREAD = 141  # as of a process that SIGPIPE ends
 LINGER_S: Final = 1.0  # for code that has not stopped in its time, until it is left
 
 
@@ -202,11 +204,20 @@ def _load(target: str) -> Any:
 def _add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check a folder that nobody has open")
     doctor.add_arguments(parser)
-    parser.set_defaults(run=_doctor)
+    parser.set_defaults(run=partial(_printed, doctor.run))
 
 
-def _doctor(args: argparse.Namespace) -> int:
-    return doctor.run(args, sys.stdout, sys.stderr)
+def _printed(
+    run: Callable[[argparse.Namespace, TextIO, TextIO], int], args: argparse.Namespace
+) -> int:
+    """Run a command that only prints; who reads it may have seen enough, as `head`."""
+    try:
+        status = run(args, sys.stdout, sys.stderr)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
+    return status
 
 
 # ---- tree and runs
@@ -216,14 +227,14 @@ def _add_tree(commands: Any) -> None:
     text = "tell who is in a folder that nobody has open"
     parser = commands.add_parser("tree", help=text)
     offline.add_arguments(parser, runs=False)
-    parser.set_defaults(run=lambda args: offline.run_tree(args, sys.stdout, sys.stderr))
+    parser.set_defaults(run=partial(_printed, offline.run_tree))
 
 
 def _add_runs(commands: Any) -> None:
     text = "tell of the runs in a folder that nobody has open"
     parser = commands.add_parser("runs", help=text)
     offline.add_arguments(parser, runs=True)
-    parser.set_defaults(run=lambda args: offline.run_runs(args, sys.stdout, sys.stderr))
+    parser.set_defaults(run=partial(_printed, offline.run_runs))
 
 
 # Each adds one command, whose `run` default takes the parsed arguments.
