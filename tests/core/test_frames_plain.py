@@ -55,3 +55,47 @@ def test_a_plain_frame_of_a_turn_has_three_keys_and_done() -> None:
         "done": False,
     }
     assert frame == want
+
+
+def test_runs_that_are_gone_are_named_to_a_client_that_still_tells_of_them() -> None:
+    assert json.loads(frames.forgotten(["r1", "r2"])) == {
+        "type": "agent-tool-event", "sequence": 0,
+        "event": {"kind": "cleared", "runIds": ["r1", "r2"]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("run_id", [None, "r"])
+def test_the_feed_says_who_is_gone_and_whose_run_it_was(run_id: str | None) -> None:
+    event = {"kind": "deleted", "path": "/a/b"} | ({"runId": run_id} if run_id else {})
+
+    frame = json.loads(frames.deleted("/a/b", run_id))
+
+    assert frame == {"type": "agent-feed-event", "event": event}
+
+
+def test_the_feed_says_where_its_beginning_was_cut_off() -> None:
+    event = {"type": "agent-feed-event", "event": {"kind": "trimmed"}}
+    assert json.loads(frames.TRIMMED) == event
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_a_state_is_marked_for_the_client_that_has_set_it_alone(echo: bool) -> None:
+    frame = json.loads(frames.state('{"n":1}', echo=echo))
+
+    assert frame == {"type": "cf_agent_state", "state": {"n": 1}} | (
+        {"echo": True} if echo else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("taken", "error"), [(True, None), (False, None), (False, "readonly")]
+)
+def test_an_answer_to_a_run_below_is_told_taken_or_not_and_why(
+    taken: bool, error: str | None
+) -> None:
+    frame = json.loads(frames.run_answer("r", "c", taken=taken, error=error))
+
+    told = {"runId": "r", "toolCallId": "c", "accepted": taken}
+    assert frame == {"type": "cf_agent_run_answer", **told} | (
+        {"error": error} if error else {}
+    )

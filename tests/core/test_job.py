@@ -188,6 +188,11 @@ def test_a_call_that_was_asked_for_leaves_its_tick(
     assert next_tick(every, at, due, due) == after_tick(every, at, due) > due
 
 
+@pytest.mark.parametrize(("chance", "later"), [(0, 0), (0.5, 15_000), (0.9, 27_000)])
+def test_jitter_is_a_share_of_its_seconds(chance: float, later: int) -> None:
+    assert with_jitter(Interval(60, jitter=30), NOW, chance) == NOW + later
+
+
 @pytest.mark.parametrize("every", [Interval(60), Cron("* * * * *")])
 def test_a_tick_is_missed_by_policy_when_it_is_later_than_the_grace(every) -> None:
     strict = type(every)(
