@@ -34,6 +34,9 @@ def fresh() -> None:
 
 
 class Kid(Agent):
+    async def at(self, payload: Any, schedule: Schedule) -> None:
+        TOLD.append(schedule)
+
     retry = Retry(max_attempts=2, base_delay=1, max_delay=1)
 
     async def say(self, payload: Any, schedule: Schedule) -> None:
@@ -422,6 +425,39 @@ async def test_run_now_is_one_more_and_uses_up_no_tick(clock: object) -> None:
         await test.advance(800)
         assert len(TOLD) == 2, "the tick itself"
         assert top.schedules.get(made.id).at == EPOCH_MS + 2_000_000
+
+
+@pytest.mark.rule("F-13", "I-32", "F-306")
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("back_s", [3600, 10 * 366 * 86_400])
+async def test_a_clock_that_is_put_back_loses_no_row_and_calls_for_no_tick_again(
+    back_s: int, restart: bool, clock: object
+) -> None:
+    async with opened() as test:
+        top = await top_of(test)
+        await top.schedule_every(1000, "at")
+        await top.schedule("*/15 * * * *", "at")
+        await top.schedule(2500, "at")
+        await test.advance(2050)
+        told = len(TOLD)
+        assert {s.every for s in TOLD} == {1000, "*/15 * * * *"}
+        owed = {(s.id, s.at) for s in top.schedules.list()}
+        test.clock.jump(-back_s)
+        if restart:
+            await top.durable()
+            await test.crash()
+            await test.reopen()
+            top = await top_of(test)
+        await test.advance(50)
+        assert len(TOLD) == told, "neither the tick that was nor the one to come"
+        assert {(s.id, s.at) for s in top.schedules.list()} == owed
+        test.clock.jump(back_s)
+        await test.advance(2000)
+        ticks = [(s.id, s.at) for s in TOLD]
+        assert len(set(ticks)) == len(ticks), "a tick twice"
+        grid = [s.at - EPOCH_MS for s in TOLD if s.every == 1000]
+        assert grid == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
+        assert [s.every for s in TOLD].count(None) == 1
 
 
 @pytest.mark.rule("I-32", "F-306")
