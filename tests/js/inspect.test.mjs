@@ -49,7 +49,11 @@ const confirm = async (page) => {
   await page.waitForSelector("dialog[open]");
   await page.click("#ask-yes");
 };
-const pressIn = (page, row, verb) => page.click(`${row} button[data-verb="${verb}"]`);
+/** Presses a button of a row. Not by the mouse: the page is drawn again while that aims. */
+async function pressIn(page, row, verb) {
+  const button = await page.waitForSelector(`${row} button[data-verb="${verb}"]`, { visible: true });
+  await button.evaluate((found) => found.click());
+}
 const texts = (page, selector) => page.$$eval(selector, (nodes) => nodes.map((node) => node.textContent));
 
 test("the tree of agents is shown, and grows by itself", options, async (t) => {
@@ -146,6 +150,7 @@ test("a root that sleeps is found, and looked into without waking its agents", o
     return names.length === 1 && names[0] === only;
   }, {}, `Office/${name}`);
   await shot(page, "inspect-phone-asleep");
+  await page.waitForSelector("#look-inside", { visible: true });
   await page.click("#look-inside");
   await page.waitForSelector('.row[data-run="done"][data-status="completed"]');
   await page.click('#tabs a[data-tab="tree"]');
@@ -177,6 +182,7 @@ test("fibers and remnants are shown, a long list goes on, tabs go by the keyboar
     const names = [...document.querySelectorAll(".row .name")].map((node) => node.textContent);
     return names.includes("f0") && names.includes("f1");
   });
+  await page.waitForSelector("#next", { visible: true });
   await page.click("#next");
   await page.waitForFunction(() => document.querySelectorAll(".row").length < 20);
   assert.ok((await texts(page, ".row .name")).includes("f104"));

@@ -183,7 +183,7 @@ test("what a run two levels below asks is answered on the page of the chat", opt
 
 test("on a phone nothing is cut off, and clearing asks first", options, async (t) => {
   const { page, faults } = await open(t, fresh("phone"), PHONE);
-  await page.waitForSelector(".example");
+  await page.waitForSelector(".example", { visible: true }); // not before it knows that nothing was said
   await shot(page, "page-phone-empty");
   await assertFits(page);
 
