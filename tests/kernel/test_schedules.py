@@ -427,6 +427,23 @@ async def test_run_now_is_one_more_and_uses_up_no_tick(clock: object) -> None:
         assert top.schedules.get(made.id).at == EPOCH_MS + 2_000_000
 
 
+async def test_asked_for_while_it_is_called_it_is_called_once_more(
+    clock: object,
+) -> None:
+    async with opened() as test:
+        top = await top_of(test)
+        made = await top.schedule_every(1000, "slow", 10)
+        await test.advance(1005)
+        assert top.schedules.run_now(made.id)
+        assert top.schedules.run_now(made.id)
+        await test.advance(30)
+        assert [what for what, _ in TOLD] == ["in", "out", "in", "out"]
+        assert top.schedules.get(made.id).at == EPOCH_MS + 2_000_000
+        await test.advance(990)
+        assert [what for what, _ in TOLD] == ["in", "out"] * 3, "the tick itself"
+        assert top.schedules.get(made.id).at == EPOCH_MS + 3_000_000
+
+
 @pytest.mark.rule("F-13", "I-32", "F-306")
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("back_s", [3600, 10 * 366 * 86_400])

@@ -83,9 +83,10 @@ _TAKE: Final = (
     f" WHERE id = ? AND {_FREE} RETURNING {COLUMNS}"
 )
 _LAST_ID: Final = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'job'"
-_TICK: Final = (
-    "UPDATE job SET held = NULL, attempts = ?, at = ?, due_at = ?, error = ?"
-    " WHERE id = ? AND held = ?"
+_TICK: Final = (  # one that was asked for while this one was called is one more
+    "UPDATE job SET held = NULL, attempts = ?1, at = ?2, error = ?4,"
+    " due_at = CASE WHEN due_at = ?7 THEN ?3 ELSE min(due_at, ?3) END"
+    " WHERE id = ?5 AND held = ?6"
 )
 _DELETE: Final = "DELETE FROM job WHERE id = ? AND held = ?"
 _MINE: Final = "SELECT paused FROM job WHERE id = ? AND held = ?"
@@ -586,7 +587,8 @@ class Jobs:
             self._bury(taken, "its next tick is beyond all time")
             return
         due_at = core.with_jitter(every, at, self.tree.kernel.chance.fraction())
-        self.db.execute(_TICK, (attempts, at, due_at, error, row.id, taken.take))
+        values = (attempts, at, due_at, error, row.id, taken.take, row.due_at)
+        self.db.execute(_TICK, values)
         taken.over = True
 
     def _failed(
