@@ -298,6 +298,50 @@ async def test_a_call_that_kills_the_process_takes_no_neighbour_with_it(
         assert (dead.dead, dead.error) == (True, "the process ended each time")
 
 
+@pytest.mark.limit("attempts")
+@pytest.mark.rule("F-317", "F-318", "F-319", "F-322")
+@pytest.mark.parametrize("heals_after", [None, 3, 2])
+@pytest.mark.parametrize("cron", [False, True])
+async def test_what_recurs_and_kills_the_process_rests_unless_it_goes_well(
+    heals_after: int | None,
+    cron: bool,
+    clock: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened(limits=Limits(attempts=3)) as test:
+        kid = await kid_of(test)
+
+        async def kills(self: Any, payload: Any, schedule: Schedule) -> None:
+            TOLD.append("killer")
+            if heals_after is not None and TOLD.count("killer") > heals_after:
+                return
+            test.faults.dead = True  # nothing of it is written any more
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(Kid, "kills", kills, raising=False)
+        if cron:
+            made = await kid.schedule("0 * * * *", "kills")
+        else:
+            made = await kid.schedule_every(3600, "kills")
+        await kid.schedule_every(3600, "say", "neighbour")
+        await kid.durable()
+        for _ in range(12):
+            await test.advance(3700)
+            if test.faults.dead:
+                await test.crash()
+                await test.reopen()
+        kid = await kid_of(test)
+        kept = kid.schedules.get(made.id)
+        assert TOLD.count("neighbour") >= 5
+        if heals_after is None:
+            assert TOLD.count("killer") == 3 + 1, "one life for the tick after"
+            assert (kept.dead, kept.error) == (True, "the process ended each time")
+            assert kid.schedules.replay(made.id), "somebody has mended it"
+        else:
+            assert TOLD.count("killer") > 3 + 3
+            assert (kept.dead, kept.attempts, kept.error) == (False, 0, None)
+
+
 @pytest.mark.rule("F-317", "F-318")
 @pytest.mark.parametrize("tried", [0, 1])
 async def test_what_was_tried_before_is_taken_alone(tried: int, clock: object) -> None:

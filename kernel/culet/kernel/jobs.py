@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("culet.kernel")
 LaneKey = tuple[str, str]
 _INSTANT_MAX: Final = 1 << 62
+_ENDED: Final = "the process ended each time"
 _STALE_HEADS: Final = 64  # in the heap, beside one for each lane: then it is made anew
 
 _FREE: Final = "held IS NULL AND dead = 0 AND paused = 0"
@@ -477,7 +478,7 @@ class Jobs:
         taken.began = self.tree.now()
         if self._beyond(taken):  # it killed the process each time
             if self.mine(taken):
-                self._end(taken, self._why_beyond(taken))
+                self._cut_off(taken)
             return
         if taken.row.every is not None and self._missed(taken):
             return
@@ -540,8 +541,28 @@ class Jobs:
             return False
         return row.tries > tries * (1 + self.tree.endings.levels(row.owner, row.what))
 
+    def _cut_off(self, taken: Taken) -> None:
+        """No further try of what ended the process each time.
+
+        What recurs gives up this tick, has one life for the next, and then rests as well:
+        it would end the process for ever.
+        """
+        row, why = taken.row, self._why_beyond(taken)
+        if row.every is None:
+            self._end(taken, why)
+            return
+        again = row.error is not None and row.error.startswith(_ENDED)
+        text = why if again else f"{_ENDED}: {why}" if row.error else why
+        limit = max(self._attempt_limit(taken), self.tree.kernel.limits.attempts)
+        with self.tree.transaction():
+            if again:
+                self._bury(taken, text)
+            else:
+                self._next_tick(taken, text, limit - 1)
+        self._tell(taken, "error", text)
+
     def _why_beyond(self, taken: Taken) -> str:
-        why = taken.row.error or "the process ended each time"
+        why = taken.row.error or _ENDED
         if not self._tries_over(taken):
             return why
         times = taken.row.tries - 1
