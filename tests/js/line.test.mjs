@@ -527,6 +527,39 @@ test("an answer over HTTP is read in any pieces, and from another line behind wh
   assert.deepEqual(asked, [["POST", "/agents/bot/x/chat?k=1"], again, again]);
 });
 
+/** A fetch that has no answer until it is given up. */
+const unanswered = (_url, { signal }) =>
+  new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
+
+test("an attempt to read on that nobody answers is given up for the next", async () => {
+  const events = eventsOf([{ type: "start" }, null]);
+  const { asked, fetch } = linesOf([], [events]);
+  let seen = 0;
+  const answering = (url, init) => ((seen += 1) === 2 ? unanswered(url, init) : fetch(url, init));
+
+  const answer = await askOverHttp("http://a/agents/bot/x", "hi", { fetch: answering, chance: () => -2, resumeMs: 20 });
+  await answer.done();
+
+  assert.deepEqual([answer.outcome, seen, asked.length], ["completed", 3, 2]);
+});
+
+test("who leaves while nobody answers does not wait for an answer", async () => {
+  const { fetch } = linesOf([]);
+  const leave = new AbortController();
+  let seen = 0;
+  const second = (url, init) => {
+    seen += 1;
+    if (seen === 1) return fetch(url, init);
+    setImmediate(() => leave.abort(new Error("left")));
+    return unanswered(url, init);
+  };
+
+  const answer = await askOverHttp("http://a/agents/bot/x", "hi", { fetch: second, chance: () => -2, signal: leave.signal });
+
+  await assert.rejects(answer.done(), /left/);
+  assert.equal(seen, 2);
+});
+
 test("a turn that is not kept any more is told, not read for ever", async () => {
   for (const [status, code] of [[204, 4204], [0, 4404]]) {
     const { fetch } = linesOf([eventsOf([{ type: "start" }])], status);

@@ -11,6 +11,8 @@ export interface HttpOptions {
   fetch?: typeof fetch;
   /** Ends the reading; the turn goes on. */
   signal?: AbortSignal;
+  /** The most that one attempt to read on may wait for its answer, in ms (15,000): the next follows. */
+  resumeMs?: number;
   /** Between 0 and 1; spreads the pauses between attempts. */
   chance?: () => number;
 }

@@ -8,6 +8,7 @@ import { pauseBefore } from "./line.js";
 import { applyChunkToParts } from "./parts.js";
 
 const SILENCE_MS = 45_000; // three of the server's signs of life
+const RESUME_MS = 15_000; // a network that has gone answers no attempt, and refuses none
 const ERROR_CHARS = 2_000; // of what a refusal says
 
 const given = async (fields) => (typeof fields === "function" ? fields() : fields);
@@ -18,7 +19,8 @@ const given = async (fields) => (typeof fields === "function" ? fields() : field
  * give or promise them, asked anew for each request. Resolves with an `HttpAnswer` when the
  * server has the question on disk: who leaves then stops nothing. Rejects with
  * `ConnectionEnded` when the server refuses, with `ConnectionLost` when nobody knows whether
- * it arrived. `signal` ends the reading.
+ * it arrived. `signal` ends the reading. `resumeMs`: the most that one attempt to read on may
+ * wait for its answer, before the next.
  */
 export async function askOverHttp(place, question, { body = {}, ...options } = {}) {
   const parts = [{ type: "text", text: String(question) }];
@@ -89,7 +91,8 @@ class HttpAnswer {
   }
 
   async #open(leaf, init, more = {}) {
-    const { query, headers, signal, fetch = globalThis.fetch } = this.#options;
+    const { query, headers, fetch = globalThis.fetch } = this.#options;
+    const signal = AbortSignal.any([this.#options.signal, init.signal].filter(Boolean));
     const url = addressOf(this.#place, "http", await given(query));
     url.pathname = `${url.pathname.replace(/\/$/, "")}/${leaf}`;
     if (init.turn) url.searchParams.set("turn", init.turn);
@@ -126,19 +129,22 @@ class HttpAnswer {
   }
 
   async #again() {
-    const { signal, chance = Math.random } = this.#options;
+    const { signal, chance = Math.random, resumeMs = RESUME_MS } = this.#options;
     for (let tries = 0; ; tries += 1) {
       await new Promise((wake) => setTimeout(wake, pauseBefore(tries, chance())));
       signal?.throwIfAborted();
-      let answer;
+      const late = new AbortController();
+      const bell = setTimeout(() => late.abort(), resumeMs);
       try {
-        answer = await this.#open("chat/x/stream", { turn: this.turn });
-      } catch {
-        continue;
+        const answer = await this.#open("chat/x/stream", { turn: this.turn, signal: late.signal });
+        if (answer.status === 200) return this.#listen(answer);
+        if (answer.status === 204 || (answer.status >= 400 && answer.status < 500)) throw await refusal(answer);
+        await answer.body?.cancel();
+      } catch (error) {
+        if (error instanceof ConnectionEnded) throw error;
+      } finally {
+        clearTimeout(bell);
       }
-      if (answer.status === 200) return this.#listen(answer);
-      if (answer.status === 204 || (answer.status >= 400 && answer.status < 500)) throw await refusal(answer);
-      await answer.body?.cancel();
     }
   }
 
