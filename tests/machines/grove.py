@@ -10,9 +10,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
+import msgspec
 import trio
 
-from culet.kernel import Agent, Chunk, FiberRecovery, FiberResolution, Schedule, Turn
+from culet.kernel import (
+    Agent,
+    Chunk,
+    Connection,
+    FiberRecovery,
+    FiberResolution,
+    Request,
+    Response,
+    Schedule,
+    Turn,
+)
 from culet.kernel.agent import ChildFailure, ChildRef
 from culet.kernel.errors import ChildDidNotStop, CuletError
 from culet.kernel.node import Node, State
@@ -112,6 +123,23 @@ class Bough(Agent):
             return await stub.do(rest, verb, args)
         return await getattr(self, f"_{verb}")(*args)
 
+    # ---- visitors
+
+    async def on_before_sub_agent(
+        self, request: Request, child: ChildRef
+    ) -> Request | Response | None:
+        if request.query.get("stop") == str(len(self.parent_path)):
+            return Response("not you", 403)
+        return await super().on_before_sub_agent(request, child)
+
+    async def on_request(self, request: Request) -> Response:
+        self._entered("request")
+        return Response.json(await self._see())
+
+    async def on_message(self, connection: Connection, message: str | bytes) -> None:
+        self._entered("frame")
+        connection.send(msgspec.json.encode(await self._see()).decode())
+
     # ---- what it can do
 
     async def _get(self, cls: str, name: str) -> str:
@@ -145,6 +173,18 @@ class Bough(Agent):
     async def _delete(self, cls: str, name: str) -> str:
         await self.dynamic_agents.delete(CLASSES[cls], name)
         return "deleted"
+
+    async def _upgrade(self, old: str, name: str, cls: str) -> str:
+        grove, tree = self.grove, self._node.tree
+        node = tree.nodes.get(tree.slot_of(self._node.slot, old, name) or "")
+        below = [] if node is None else order(node)
+        deaf = {n for d in grove.deaf for n in d.lineage() if n in below}
+        try:
+            await self.dynamic_agents.upgrade(CLASSES[old], name, to=CLASSES[cls])
+        except ChildDidNotStop:
+            grove.need(bool(deaf), f"{below} did not stop for an upgrade")
+            raise
+        return "upgraded"
 
     async def _destroy(self) -> None:
         await self.destroy()

@@ -29,7 +29,7 @@ from machines.streams import StreamMachine
 from machines.submissions import SubmissionMachine
 from machines.timing import TimeMachine
 from machines.tools import ToolMachine
-from machines.tree import TreeMachine
+from machines.visitors import VisitedTree
 from volume import LEDGER, Volume
 
 HISTORIES: Final = 10  # of a round
@@ -66,7 +66,7 @@ MACHINES: Final[dict[str, Machine]] = {
     "submissions": Machine(SubmissionMachine, Volume(800, 10_000, 200_000)),
     "time": Machine(TimeMachine, Volume(400, 10_000, 200_000)),
     "tools": Machine(ToolMachine, Volume(600, 10_000, 200_000)),
-    "tree": Machine(TreeMachine, Volume(600, 10_000, 200_000)),
+    "tree": Machine(VisitedTree, Volume(600, 10_000, 200_000)),
     "registry-together": Machine(RegistryTogether, Volume(150, 3_000, 50_000)),
     "tree-together": Machine(TreeTogether, Volume(150, 3_000, 50_000)),
 }
