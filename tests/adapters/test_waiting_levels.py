@@ -583,6 +583,26 @@ async def test_a_run_that_was_cancelled_takes_its_questions_along(
 # ---- policies
 
 
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+async def test_those_above_are_told_that_nobody_can_answer_any_more(
+    clock: object, script: Any, how: str
+) -> None:
+    async with kernel() as test, connected(test.kernel, ROOT) as tab:
+        leaf_run = (await asked(tab))["runId"]
+        tree = test.tree(*ROOT)
+        assert tree is not None
+        sql = "SELECT owner, child FROM run WHERE id = ?"
+        [(owner, child)] = tree.db.execute(sql, (leaf_run,))
+        if how == "cancelled":
+            await tree.runs.stop(owner, leaf_run, "test")
+        else:
+            await tree.delete(child)
+
+        assert (await run_ended(test)).status == "completed"
+        assert progress(tab)[-1]["phase"] == "answered"
+        assert asks(tab) == []
+
+
 @pytest.mark.rule("B-11")
 @pytest.mark.parametrize(
     ("policy", "done", "said"),

@@ -573,6 +573,7 @@ class RunMachine(TrioMachine):
                 await trio.testing.wait_all_tasks_blocked()
 
             self.do(pass_time)
+            self.do(self.meanwhile)
             self.holds_true()
         self.do(self._root)
         self.do(trio.testing.wait_all_tasks_blocked)
@@ -590,6 +591,9 @@ class RunMachine(TrioMachine):
         self._hooks_were_called(tree)
         self._clients_agree()
         self.do(lambda: self.reader.check(self.test.kernel, tree))
+
+    async def meanwhile(self) -> None:
+        """What those outside do in the quiet time."""
 
     def _nothing_is_left(self, tree: Tree) -> None:
         for sql in (

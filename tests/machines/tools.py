@@ -9,6 +9,7 @@ with a cursor; runs are replayed from anywhere, and forgotten.
 from __future__ import annotations
 
 import collections
+import operator
 from contextlib import suppress
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -33,7 +34,8 @@ from culet.kernel.milestones import MILESTONE
 from culet.kernel.tree import Tree
 from kernel.peers import connect
 from machines import world
-from machines.runs import ROOT, RunMachine, decoded, programs, unit
+from machines.asking import ASKS, MARKS, Answers, AskMachine, Asks, Tells, policy_of
+from machines.runs import ROOT, decoded, programs, unit
 from machines.sometimes import Sometimes
 from machines.world import BUDGET, EXPECTED, Model
 
@@ -55,7 +57,7 @@ TERMINAL_KINDS = {"finished", "error", "aborted", "interrupted"}
 Key = tuple[str, str]  # (slot of the facet, run id)
 
 
-class Promises(Model):
+class Promises(Answers):
     """What was promised beside that."""
 
     def __init__(self) -> None:
@@ -68,7 +70,7 @@ class Promises(Model):
         self.done: dict[Key, set[str]] = collections.defaultdict(set)  # and durable
 
 
-class Listens(world.Worker):
+class Listens(Asks, Tells):
     """Hears the letters that have come, each carried out and then never given again."""
 
     model: ClassVar[Promises]  # type: ignore[misc]
@@ -105,7 +107,7 @@ class Flaky(Listens, world.Flaky):
     pass
 
 
-class Root(world.Root):
+class Root(Tells, world.Root):
     """Asks in all ways."""
 
     model: ClassVar[Promises]  # type: ignore[misc]
@@ -115,19 +117,22 @@ class Root(world.Root):
 
     async def run(self, cls: str, program: list[Any], run_id: str) -> str:
         kind = self.kinds[cls]
-        run = await self.run_agent_tool(kind, program, run_id=run_id, budget=BUDGET)
+        run = await self.run_agent_tool(
+            kind, program, run_id=run_id, budget=BUDGET, questions=policy_of(program)
+        )
         return "refused" if run.reason == "capacity" else run.status
 
     async def detach(self, cls: str, program: list[Any], run_id: str) -> str:
         run = await self.run_agent_tool(
-            self.kinds[cls], program, run_id=run_id, detached=DETACHED, budget=BUDGET
-        )
+            self.kinds[cls], program, run_id=run_id, detached=DETACHED, budget=BUDGET,
+            questions=policy_of(program),
+        )  # fmt: skip
         return "refused" if run.reason == "capacity" else run.status
 
     async def insist(self, cls: str, program: list[Any], run_id: str) -> list[str]:
         run = await retry_run(
             self, self.kinds[cls], program, run_id=run_id, abandon=lambda _run: True,
-            retry=AGAIN, budget=BUDGET,
+            retry=AGAIN, budget=BUDGET, questions=policy_of(program),
         )  # fmt: skip
         return [run.run_id, "refused" if run.reason == "capacity" else run.status]
 
@@ -169,17 +174,18 @@ class Root(world.Root):
 KINDS: dict[str, type[Agent]] = {c.__name__: c for c in (Worker, Frail, Flaky)}
 Root.kinds = Listens.kinds = KINDS
 classes = st.sampled_from(["Worker", "Worker", "Frail", "Flaky"])
-speaking = programs(2, *SPEAKS, *SPEAKS)
+UNDER = st.sampled_from([[], [], [], [["under", "deny"]], [["under", "auto"]]])
+speaking = st.builds(operator.add, UNDER, programs(2, *SPEAKS, *SPEAKS, *ASKS))
 
 
-class ToolMachine(RunMachine):
+class ToolMachine(AskMachine):
     """See the module's text."""
 
     sometimes: ClassVar = Sometimes(
         "detached", "delivered", "reached", "heard", "sent", "known", "refused",
         "went on at its cursor", "replayed from the middle", "forgotten",
         "begun again", "joined again",
-        others=RunMachine.sometimes.marks,
+        *MARKS, others=AskMachine.sometimes.others,
     )  # fmt: skip
     root: ClassVar[type[world.Root]] = Root
     kinds: ClassVar[dict[str, type[Agent]]] = KINDS

@@ -25,6 +25,7 @@ from culet.kernel import (
     Turn,
 )
 from culet.kernel.errors import CuletError, OverBudget
+from culet.kernel.milestones import PROGRESS
 from culet.kernel.tree import Tree
 
 Key = tuple[str, str]  # (slot of the owner, run id)
@@ -157,7 +158,8 @@ class Worker(Actor):
         self.model.need(running, f"a turn began after its end: {turn.request_id}")
         self.model.begun.add(turn.request_id)
         program: list[list[Any]] = turn.input
-        for number in range(len(turn.chunks()), len(program)):
+        done = [chunk for chunk in turn.chunks() if chunk["type"] != PROGRESS]
+        for number in range(len(done), len(program)):
             step = program[number]
             if step[0] == "mark":  # its report is its chunk
                 await self.report_progress(milestone=step[1])
@@ -228,7 +230,9 @@ class Worker(Actor):
         node = self._node
         assert node.parent is not None
         key = node.parent.slot, turn.request_id
-        seen = number + 1 in self.model.seen.get(key, {})
+        mark = f',{number},"tool",'
+        frames = self.model.seen.get(key, {}).values()
+        seen = any(mark in frame.get("body", "") for frame in frames)
         self.model.need(not seen, f"a finished tool call was repeated: {key} {number}")
         self.model.tools[key].add(number)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .jobs import Taken
     from .stops import Stopping
     from .tree import Tree
+    from .turn import Turn
 
 BELOW: Final = (
     "WITH RECURSIVE sub (slot) AS (SELECT ? UNION SELECT node.slot FROM node"
@@ -136,6 +137,7 @@ class _Step:
     forget: bool = False
     told: list[tuple[Subject, Ending, int]] = field(default_factory=list)
     calls: list[JobRow] = field(default_factory=list)  # that are not owed any more
+    above: list[Turn] = field(default_factory=list)  # have told what these ask
 
 
 @dataclass(slots=True)
@@ -325,6 +327,7 @@ class Endings:
         self._flush(step)
         inside = "owner IN (SELECT slot FROM sub)"
         inner = self._below(slot)
+        step.above = self.tree.questions.above([*(s for s, _ in step.ends), *inner])
         with self.tree.transaction():
             for subject, ending in step.ends:
                 self._end_row(step, subject, ending, hook=True)
@@ -363,6 +366,7 @@ class Endings:
 
     def _flush(self, step: _Step) -> None:
         """First what the streams have staged, so that their length is known."""
+        step.above = self.tree.questions.above([s for s, _ in step.ends])
         for subject, _ending in step.ends:
             if subject.kind != "fiber":
                 stream = self.tree.streams.open(subject.slot, subject.id)
@@ -517,6 +521,7 @@ class Endings:
         for row in step.calls:
             told = Owed(row.what, str(row.id), row.attempts)
             self.tree.emit(f"{CHANNEL_OF[row.kind]}:cancel", row.owner, told)
+        self.tree.questions.ended(step.above)
         if not stop:
             return None
         return self.tree.stops.stop_all(stop, "the run was ended")
@@ -544,6 +549,6 @@ def _storable(text: str | None) -> str | None:
     return text if text is None else text.encode(errors="replace").decode()
 
 
-def json_text(value: Any) -> str | None:
-    """Return a value as JSON text; None stays None. Raises `UsageError`."""
-    return None if value is None else json_bytes(value, "a value").decode()
+def json_text(value: Any, what: str = "a value", most: int | None = None) -> str | None:
+    """Return a value as JSON text; None stays None. Raises as `json_bytes` does."""
+    return None if value is None else json_bytes(value, what, most).decode()

@@ -8,7 +8,7 @@ answer it by that id. The first answer stands, wherever it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -66,6 +66,9 @@ class Questions:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.db = tree.db
+        self._telling: set[tuple[str, str]] = (
+            set()
+        )  # turns whose watchers see a question
 
     # ---- a turn that asks
 
@@ -99,7 +102,31 @@ class Questions:
             return
         with suppress(CuletError):  # it has just ended
             turn.report(said)
+            if not calls:  # nobody would say it again, so it is not held back
+                turn.keep_last()
             turn.says_waiting = bool(calls)
+            place = turn._node.slot, turn.request_id
+            (self._telling.add if calls else self._telling.discard)(place)
+
+    def ended(self, above: Iterable[Turn]) -> None:
+        """What had asked below these turns has ended: it is said in that very step."""
+        for turn in above:
+            self.tell(turn)
+            with suppress(CuletError):
+                turn._stream.flush()
+
+    def above(self, ended: Iterable[Subject]) -> list[Turn]:
+        """Return who waits for what is about to end, and has told what somebody asks.
+
+        Once that has ended they have to `tell` anew: nobody can answer it any more.
+        """
+        live = self.tree.turns.live
+        self._telling.intersection_update(live)
+        if not self._telling:
+            return []
+        places = dict.fromkeys((one.slot, one.id) for one in ended)
+        found = dict.fromkeys(up for place in places for up in self._chain(*place))
+        return [live[up] for up in found if up in self._telling and up not in places]
 
     def _below(self, turn: Turn) -> list[dict[str, Any]]:
         subject = Subject("turn", turn._node.slot, turn.request_id, turn._node.slot)
