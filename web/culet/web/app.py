@@ -116,27 +116,10 @@ def install(
         admit=admit,
     )
     gateways = _gateways(app)
-    for other in gateways:
-        ours, theirs = (f"/{g.prefix.strip('/')}/" for g in (gateway, other))
-        if ours.startswith(theirs) or theirs.startswith(ours):
-            raise UsageError(f"agents are installed under {other.prefix!r} already")
-    gateways.append(gateway)
+    _add(gateway, gateways)
     if not isinstance(kernel, Kernel):
         _open_while_serving(app, gateway, kernel, own_limits=limits is None)
-
-    async def agents() -> QuartResponse | None:
-        path = raw_path(cast(Any, current_request.scope))
-        if not gateway.owns(path):
-            return None
-        if not gateway.ready:
-            return QuartResponse(
-                "not ready\n", 503, {"retry-after": "1", **gateway.cors}
-            )
-        asked = kernel_request(current_request, path, gateway.limits)
-        answer = await gateway.answer(asked)
-        return quart_response(answer, gateway, head=asked.method == "HEAD")
-
-    app.before_request(agents)
+    _answer_first(app, gateway)
     if len(gateways) == 1:
         _stop_in_order(app, gateways)
     if inspect is not None:
@@ -175,6 +158,32 @@ def _gateways(app: QuartTrio) -> list[Gateway]:
         app.extensions[SOCKETS] = sockets
         app.asgi_app = sockets  # type: ignore[method-assign, assignment]
     return gateways
+
+
+def _add(gateway: Gateway, gateways: list[Gateway]) -> None:
+    for other in gateways:
+        ours, theirs = (f"/{g.prefix.strip('/')}/" for g in (gateway, other))
+        if ours.startswith(theirs) or theirs.startswith(ours):
+            raise UsageError(f"agents are installed under {other.prefix!r} already")
+    gateways.append(gateway)
+
+
+def _answer_first(app: QuartTrio, gateway: Gateway) -> None:
+    """Answer requests on agents' paths before the app looks for a route."""
+
+    async def agents() -> QuartResponse | None:
+        path = raw_path(cast(Any, current_request.scope))
+        if not gateway.owns(path):
+            return None
+        if not gateway.ready:
+            return QuartResponse(
+                "not ready\n", 503, {"retry-after": "1", **gateway.cors}
+            )
+        asked = kernel_request(current_request, path, gateway.limits)
+        answer = await gateway.answer(asked)
+        return quart_response(answer, gateway, head=asked.method == "HEAD")
+
+    app.before_request(agents)
 
 
 def _stop_in_order(app: QuartTrio, gateways: list[Gateway]) -> None:
@@ -269,8 +278,8 @@ def _add_inspector(app: QuartTrio, gateway: Gateway, may: Inspect) -> None:
     inspector = app.extensions[INSPECTOR] = Inspector(gateway, may)
 
     async def inspected() -> QuartResponse | None:
-        path = raw_path(cast(Any, current_request.scope))
         scope = cast(Any, current_request.scope)
+        path = raw_path(scope)
         host = current_request.headers.get("host", "")
         if not inspector.owns(path) or not gateway.knows_host(host, server_of(scope)):
             return None
