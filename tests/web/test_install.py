@@ -18,7 +18,7 @@ from culet.kernel import Agent, Kernel, Limits, Request, Response, open_kernel, 
 from culet.kernel.errors import StorageBusy, UsageError
 from culet.web import create_app, install
 from culet.web.app import gateways_of
-from culet.web.asgi import raw_path
+from culet.web.scopes import raw_path
 from web.serving import RUNNERS, Hub, Plain, Server, Writer
 
 

@@ -18,8 +18,8 @@ import trio
 
 from culet.kernel import Limits
 from culet.kernel.ports import Blob
-from culet.web.asgi import PlainLink
 from culet.web.gateway import Gateway
+from culet.web.plainlink import PlainLink
 from culet.web.session import Session
 from web.serving import RUNNERS, Hub, Server, create_app, open_kernel, serving
 from web.test_transport import MALFORMED, raw, upgrade

@@ -25,7 +25,7 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.visits import Admit
 
-from .asgi import INTAKE, AgentSockets, raw_path, server_of
+from .asgi import INTAKE, AgentSockets
 from .gateway import Authenticate, Cors, Gateway, Origins
 from .heads import joined
 from .hosts import Hosts
@@ -33,6 +33,7 @@ from .inspect import PATH, Inspect, Inspector
 from .intake import Intake
 from .metrics import CONTENT_TYPE, Metrics
 from .outbox import RESTART
+from .scopes import raw_path, server_of
 from .signals import hear_first
 
 KEY: Final = "culet"  # of the gateways in `app.extensions`

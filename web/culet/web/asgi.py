@@ -1,8 +1,8 @@
 """Agents' WebSockets under a plain ASGI server, in a user's own app.
 
 The same gateway and the same session as behind our own listener, but the socket is the
-server's: there is one `send` a message, and no ping. Three habits of hypercorn's trio
-server shape what is here:
+server's (`plainlink`). Three habits of hypercorn's trio server shape what is here and
+there:
 
 - a `send` cannot be cancelled: a task of its own owns the sending, the kernel hears of
   the end without waiting for it, and a client that takes nothing loses its TCP socket
@@ -15,68 +15,45 @@ server shape what is here:
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import suppress
-from typing import Any, Final, final
-from urllib.parse import quote
+from collections.abc import Iterable
+from typing import Final, final
 
 import trio
 
-from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CuletError, UsageError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import alone
-from culet.kernel.sockets import Connection
 from culet.kernel.visits import Visit, error_response
 
-from .gateway import Drained, Enter, Gateway, close_code, opened
-from .heads import joined
+from .gateway import Drained, Enter, Gateway, close_code
 from .hypercorn_inside import decline_compression, tcp_socket
 from .intake import Intake
 from .outbox import RESTART, Close
+from .plainlink import PlainLink
+from .refusals import (
+    refuse_handshake,
+    refuse_loop,
+    refuse_request,
+    refuse_socket,
+    refused_status,
+)
+from .scopes import (
+    App,
+    Event,
+    Receive,
+    Scope,
+    Send,
+    host_of,
+    kernel_request,
+    raw_path,
+    server_of,
+)
 from .session import Session
 
-log = logging.getLogger("culet.web")
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-LAST_S: Final = 1.0  # for the last words of a connection
-_ABNORMAL: Final = 1006
-_TOO_BIG: Final = 1009
 INTAKE: Final = "culet.intake"  # in the scope of a request: its body's way in
 UNTAKEN: Final = "culet.socket"  # in the scope of a WebSocket of the app
-_CORK: Final[int | None] = getattr(trio.socket, "TCP_CORK", None)  # Linux
-
-
-def raw_path(scope: Scope) -> str:
-    """Return the path of an ASGI scope as it was sent, without the app's root path."""
-    raw = scope.get("raw_path")
-    path = raw.decode("latin-1") if raw else quote(scope["path"])
-    root = quote(scope.get("root_path") or "").rstrip("/")
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
-
-
-NEEDS_TRIO: Final = (
-    "this app runs on trio: start it with `hypercorn --worker-class trio`"
-)
-
-
-async def _refuse_loop(scope: Scope, receive: Receive, send: Send) -> None:
-    """Under another event loop nothing can work: end the start, or say so."""
-    kind = scope["type"]
-    await receive()
-    if kind == "lifespan":
-        await send({"type": "lifespan.startup.failed", "message": NEEDS_TRIO})
-    elif kind == "websocket":
-        await send({"type": "websocket.close", "code": 1011, "reason": NEEDS_TRIO})
-    else:
-        await send({"type": "http.response.start", "status": 500, "headers": []})
-        await send({"type": "http.response.body", "body": NEEDS_TRIO.encode()})
 
 
 @final
@@ -94,7 +71,7 @@ class AgentSockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
         if not trio.lowlevel.in_trio_run():
-            await _refuse_loop(scope, receive, send)
+            await refuse_loop(scope, receive, send)
             return
         if scope["type"] == "http":
             await self._request(scope, receive, send)
@@ -112,17 +89,17 @@ class AgentSockets:
         await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = _refused(scope)
+        status = refused_status(scope)
         if status is not None:
-            await _refuse_request(send, status)
+            await refuse_request(send, status)
             return
         intake = scope[INTAKE] = Intake(receive)
         path = raw_path(scope)
         for gateway in self._gateways:
             if gateway.owns(path):
                 intake.bound(gateway.limits)
-                if not gateway.knows_host(_host(scope), server_of(scope)):
-                    await _refuse_request(send, 403)
+                if not gateway.knows_host(host_of(scope), server_of(scope)):
+                    await refuse_request(send, 403)
                     return
         last = any(name.lower() == b"upgrade" for name, _value in scope["headers"])
         try:
@@ -157,7 +134,7 @@ class AgentSockets:
             count.total() >= limits.connections
             or count[address] >= limits.connections_per_address
         ):
-            await _refuse_in_http(scope, send, Response("too many connections", 503))
+            await refuse_handshake(scope, send, Response("too many connections", 503))
             return
         count[address] += 1
         try:
@@ -214,9 +191,8 @@ class Untaken:
         if not self._taken:
             self._accepted = self._accepted or message["type"] == "websocket.accept"
             await self._send(message)
-        await (
-            trio.lowlevel.checkpoint()
-        )  # a send to who is gone, or to nobody, has none
+        # a send to who is gone, or to nobody, has none
+        await trio.lowlevel.checkpoint()
 
 
 def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
@@ -258,13 +234,13 @@ async def _serve(
     server = server_of(scope) if gateway.owns(raw_path(scope)) else ""
     refusal = gateway.refuse_upgrade(request, server)
     if refusal is not None:
-        await _refuse_in_http(scope, send, refusal)
+        await refuse_handshake(scope, send, refusal)
         return
     offered = scope.get("subprotocols") or [None]
     decline_compression(send)
     await send({"type": "websocket.accept", "subprotocol": offered[0]})
     if not gateway.ready:
-        await _refuse(receive, send, RESTART)
+        await refuse_socket(receive, send, RESTART)
         return
     visited = await enter(request)
     refused = (
@@ -275,7 +251,7 @@ async def _serve(
     if refused is not None:
         status = refused.status
         close = Close(close_code(status), f"connection refused ({status})")
-        await _refuse(receive, send, close)
+        await refuse_socket(receive, send, close)
 
 
 async def _converse(
@@ -306,271 +282,3 @@ async def _converse(
     finally:
         sessions.discard(session)
     return None
-
-
-@final
-class PlainLink:
-    """One accepted WebSocket of an ASGI server. `run` is its life."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        receive: Receive,
-        send: Send,
-        socket: trio.socket.SocketType | None,
-    ) -> None:
-        self._limits, self._receive, self._send = limits, receive, send
-        self._socket = socket
-        self._wake = trio.Event()
-        self._scope = trio.CancelScope()
-        self._why = ""
-        self._corked = False
-        self._sending_since: float | None = None
-        self._said: Close | None = None
-        self._close_by: float | None = None
-        self._heard: int | None = None  # the code with which the server ended it
-
-    # ---- what a session calls: only notes are taken
-
-    def ready(self) -> None:
-        """There is something to take."""
-        self._wake.set()
-
-    def cut(self, why: str) -> None:
-        """Drop this client without a goodbye: it cannot be told."""
-        if not self._why:
-            self._why = why
-            self._scope.cancel(reason=why)
-
-    # ---- life
-
-    async def run(
-        self, kernel: Kernel, session: Session, connection: Connection
-    ) -> None:
-        """Be the connection until it ends; tells the kernel of the end, at once."""
-        async with trio.open_nursery() as sending:
-            sending.start_soon(self._sender, session)
-            try:
-                with self._scope:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._open, kernel, session, connection)
-                        nursery.start_soon(self._keep, session)
-                        await self._receiver(session, connection)
-                        nursery.cancel_scope.cancel(reason="the client is gone")
-            finally:
-                if self._heard is None and not self._why and self._said is None:
-                    self._said = RESTART  # cancelled from outside
-                session.lost(*self._end(), was_clean=self._clean)
-                sending.cancel_scope.cancel(reason="the connection ends")
-                await self._goodbye()
-
-    @property
-    def _clean(self) -> bool:
-        return self._heard not in {None, _ABNORMAL}
-
-    def _end(self) -> tuple[int, str]:
-        if self._said is not None and (self._clean or self._heard is None):
-            return self._said.code, self._why or self._said.reason
-        return self._heard or _ABNORMAL, self._why
-
-    async def _goodbye(self) -> None:
-        """Say why, if there is still somebody and nothing is being sent; then drop."""
-        if self._heard is not None:
-            return
-        if not self._why and self._said is RESTART and self._sending_since is None:
-            with trio.move_on_after(LAST_S, shield=True):
-                await _close(self._send, RESTART)
-        elif self._socket is not None:
-            self._socket.close()
-
-    async def _open(
-        self, kernel: Kernel, session: Session, connection: Connection
-    ) -> None:
-        """Run the agent's connect hooks; a failing one ends the socket."""
-        failure = await opened(kernel, connection)
-        if failure is not None:
-            session.close(failure.code, failure.reason, 0)
-
-    # ---- in
-
-    async def _receiver(self, session: Session, connection: Connection) -> None:
-        """Take what arrives until the server says that the socket is gone."""
-        limit = self._limits.message_bytes
-        while True:
-            await connection.room()
-            event = await self._receive()
-            match event["type"]:
-                case "websocket.receive":
-                    data = event.get("bytes")
-                    message: str | bytes = event["text"] if data is None else data
-                    if self._close_by is not None:
-                        pass  # it will close; nothing it says counts any more
-                    elif _larger(message, limit):
-                        self._close_by = trio.current_time() + self._limits.handshake_s
-                        session.close(_TOO_BIG, "the message is too large", 0)
-                    else:
-                        connection.received(message)
-                case "websocket.disconnect":
-                    self._heard = event.get("code") or _ABNORMAL
-                    return
-
-    # ---- out
-
-    async def _sender(self, session: Session) -> None:
-        """Own the sending: one message after the other, then the close."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                await self._drain(session)
-                if session.closing is not None and not session.over:
-                    self._said = session.closing
-                    self._close_by = trio.current_time() + self._limits.handshake_s
-                    await _close(self._send, session.closing)
-                    return
-        except Exception:
-            # servers differ in what they raise for a client that is gone
-            log.debug("cannot send", exc_info=True)
-            self.cut("cannot send")
-
-    async def _drain(self, session: Session) -> None:
-        while blobs := session.take():
-            self._cork(len(blobs) > 1 or len(blobs[0].texts) > 1)
-            for blob in blobs:
-                for text in blob.texts:
-                    if session.over:
-                        return
-                    self._sending_since = trio.current_time()
-                    await self._send(_message(text))
-            self._sending_since = None
-            self._cork(False)
-            session.landed()
-            await trio.lowlevel.checkpoint()
-
-    def _cork(self, on: bool) -> None:
-        """Let frames that belong together arrive together, as our own listener does."""
-        if _CORK is None or self._socket is None or on is self._corked:
-            return
-        self._corked = on
-        with suppress(OSError):
-            self._socket.setsockopt(trio.socket.IPPROTO_TCP, _CORK, int(on))
-
-    # ---- time
-
-    async def _keep(self, session: Session) -> None:
-        """Cut the slow, and those that will not close."""
-        limits = self._limits
-        pace = min(limits.slow_client_s, limits.handshake_s, 4.0) / 4
-        while True:
-            await trio.sleep(pace)
-            now = trio.current_time()
-            since = self._sending_since
-            if self._close_by is not None and now > self._close_by:
-                self.cut("did not close")
-            elif (
-                since is not None
-                and now - since > limits.slow_client_s
-                and session.live
-            ):
-                self.cut("slow")
-
-
-def _message(text: str | bytes) -> Event:
-    if isinstance(text, str):
-        return {"type": "websocket.send", "text": text, "bytes": None}
-    return {"type": "websocket.send", "bytes": text, "text": None}
-
-
-def _larger(message: str | bytes, limit: int) -> bool:
-    """Whether a message has more bytes than `limit`; counts only where it must."""
-    size = len(message)
-    if isinstance(message, bytes) or size > limit or size * 4 <= limit:
-        return size > limit
-    return len(message.encode()) > limit
-
-
-async def _close(send: Send, close: Close) -> None:
-    await send({"type": "websocket.close", "code": close.code, "reason": close.reason})
-
-
-async def _refuse(receive: Receive, send: Send, close: Close) -> None:
-    """Close an accepted socket, and take what comes until the client has closed too.
-
-    A socket that is dropped with unread bytes is reset: the code would be lost.
-    """
-    with trio.move_on_after(LAST_S):
-        await _close(send, close)
-        while (await receive())["type"] != "websocket.disconnect":
-            pass
-
-
-def _two_lengths(scope: Scope) -> bool:
-    """Whether a request says in two ways where it ends: who reads it otherwise than we
-    do, a proxy before us, sees another request behind it.
-    """
-    names = {name.lower() for name, _value in scope["headers"]}
-    return b"content-length" in names and b"transfer-encoding" in names
-
-
-def _refused(scope: Scope) -> int | None:
-    """Return the status of a request that must not reach the app, and ends its connection.
-
-    A CONNECT may change the protocol, so hypercorn stops reading and the connection would
-    stay for ever, whatever is answered. A TRACE would show a page its own cookies.
-    """
-    if scope["method"] in {"CONNECT", "TRACE"}:
-        return 501
-    if scope["http_version"] not in _VERSIONS:
-        return 505
-    return 400 if _two_lengths(scope) else None
-
-
-_VERSIONS: Final = frozenset(("1.0", "1.1", "2", "3"))  # hypercorn takes any number
-_LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
-
-
-async def _refuse_request(send: Send, status: int) -> None:
-    start = {"type": "http.response.start", "status": status}
-    await send({**start, "headers": _LAST})
-    await send({"type": "http.response.body", "body": b""})
-
-
-def server_of(scope: Scope) -> str:
-    """Return the address that a request has reached, as far as the server tells."""
-    return str((scope.get("server") or ("",))[0])
-
-
-def _host(scope: Scope) -> str:
-    named = [value for name, value in scope["headers"] if name.lower() == b"host"]
-    return b", ".join(named).decode("latin-1")
-
-
-async def _refuse_in_http(scope: Scope, send: Send, refusal: Response) -> None:
-    """Answer a handshake that must not become a WebSocket."""
-    if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": 1008})  # the server makes it 403
-        return
-    assert isinstance(refusal.body, bytes)
-    start: Final = "websocket.http.response.start"
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(refusal.body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": start, "status": refusal.status, "headers": headers})
-    body: Final = "websocket.http.response.body"
-    await send({"type": body, "body": refusal.body, "more_body": False})
-
-
-def kernel_request(
-    scope: Scope, path: str, *, query: str | None = None, identity: Any = None
-) -> Request:
-    """Return the handshake as gates and agents see it. `query` stands for its own."""
-    headers = joined(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in scope["headers"]
-    )
-    if query is None:
-        query = scope.get("query_string", b"").decode("latin-1")
-    url = f"{path}?{query}" if query else path
-    return Request("GET", url, headers=headers, identity=identity)

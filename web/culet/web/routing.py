@@ -24,9 +24,10 @@ from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 
 from .app import KEY, kernel_request, quart_response
-from .asgi import UNTAKEN, Untaken, raw_path
-from .asgi import kernel_request as kernel_handshake
+from .asgi import UNTAKEN, Untaken
 from .gateway import Gateway, answered
+from .scopes import kernel_request as kernel_handshake
+from .scopes import raw_path
 
 
 @overload
