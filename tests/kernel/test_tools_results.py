@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,9 +12,9 @@ import trio
 
 from culet.adapters import AIChatAgent, ScriptedModel, Think
 from culet.adapters.model import ToolCall
-from culet.kernel import Agent, Chunk, Turn, agent_tool
+from culet.kernel import Agent, Chunk, Limits, Turn, agent_tool
 from culet.kernel.core.run import AgentToolRun, model_value
-from culet.kernel.errors import UsageError
+from culet.kernel.errors import CapacityError, UsageError
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import rows, tree_of
 from kernel.peers import connect
@@ -266,3 +267,73 @@ async def test_what_a_failed_run_said_is_kept_beside_its_error(clock: object) ->
         )
         assert (run.status, run.error, run.summary) == ("error", "no", "half")
         assert kinds(await frames(me, "r"))[-1] == (2, "error")
+
+
+# ---- more than a row can hold
+
+
+class Much(Agent):
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        yield say("said")
+        match turn.input["what"]:
+            case "output":
+                turn.output = "x" * (turn.input["bytes"] - 2)  # and its quotes
+            case "usage":
+                turn.usage = "x" * (turn.input["bytes"] - 2)
+            case "stash":
+                turn.stash("x" * (turn.input["bytes"] - 2))
+            case "summary":
+                turn.summary = 7  # type: ignore[assignment]
+
+
+@pytest.mark.limit("output_bytes")
+@pytest.mark.parametrize("what", ["output", "usage", "stash"])
+@pytest.mark.parametrize("more", [0, 1, 32 << 20])
+async def test_an_output_that_is_too_large_is_an_error_that_says_so(
+    what: str, more: int, clock: object
+) -> None:
+    """Also one that the file would not take; nothing else of the tree hears of it."""
+    limits = Limits(output_bytes=4_000, shown_bytes=4_000)
+    async with opened(Much, limits=limits) as test:
+        me = await top(test)
+        given = {"what": what, "bytes": 4_000 + more}
+        run = await me.run_agent_tool(Much, given, run_id="r")
+        assert run.summary == "said"
+        if not more:
+            assert (run.status, run.error) == ("completed", None)
+            return
+        assert (run.status, run.output) == ("error", None)
+        assert run.reason == ("failed" if what == "stash" else "bad-output")
+        assert f"has {4_000 + more} bytes, the limit is 4000" in run.error
+        assert (await top(test)) is me, "the tree has not begun anew"
+
+
+async def test_a_summary_that_is_no_text_is_an_error_that_says_so(
+    clock: object,
+) -> None:
+    async with opened(Much) as test:
+        run = await (await top(test)).run_agent_tool(Much, {"what": "summary"})
+        assert (run.status, run.reason) == ("error", "bad-output")
+        assert run.error.endswith("a summary is a text, not a int")
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ({"parent_tool_call_id": ["c1"]}, "parent_tool_call_id is a text, not a list"),
+        ({"parent_tool_call_id": b"c1"}, "parent_tool_call_id is a text, not a bytes"),
+        ({"parent_tool_call_id": "\ud800"}, "cannot be stored as JSON"),
+        ({"parent_tool_call_id": "c" * 20_000}, "the limit is 16384"),
+        ({"display_order": "first"}, "display_order is a whole number"),
+        ({"display_order": 2**70}, "display_order is a whole number"),
+    ],
+)
+async def test_a_place_that_no_row_can_hold_is_refused_and_leaves_nothing(
+    place: dict[str, Any], told: str, clock: object
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        with pytest.raises((UsageError, CapacityError), match=re.escape(told)):
+            await me.run_agent_tool(Kid, [["say", "x"]], run_id="r", **place)
+        assert me.runs.list() == []
+        assert (await me.run_agent_tool(Kid, [["say", "x"]], run_id="r")).summary == "x"

@@ -18,7 +18,7 @@ import trio
 
 from .calls import json_bytes
 from .core.job import is_number
-from .core.limits import DELAY_MAX_S, TERMINALS
+from .core.limits import DELAY_MAX_S, ERROR_CHARS, TERMINALS
 from .core.run import Status
 from .endings import Ending, Subject, json_text
 from .errors import (
@@ -78,6 +78,7 @@ class Fibers:
         self.tree = tree
         self.db = tree.db
         self.rows = FiberRows(tree)
+        self._most = tree.kernel.limits.output_bytes
         self.live: dict[tuple[str, str], _Live] = {}
 
     # ---- reading
@@ -190,7 +191,8 @@ class Fibers:
             with live.scope:
                 with span:
                     result = await fn()
-                ending = Ending.by("finished", output=json_text(result))
+                output = json_text(result, "the result of a fiber", self._most)
+                ending = Ending.by("finished", output=output)
                 ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 if ended:
                     return result
@@ -199,7 +201,7 @@ class Fibers:
                 raise
             if not live.scope.cancel_called:
                 if not node.fenced and not tree.closed:
-                    text = f"{type(error).__name__}: {error}"
+                    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
                     ending = Ending.by("failed", text)
                     ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 raise
@@ -254,7 +256,7 @@ class Fibers:
             here.turn.stash(data)
             return
         live = self._here(node, "stash()")
-        text = json_text(data)
+        text = json_text(data, "a stash", self._most)
         if not self.tree.jobs.stash(live.taken, "null" if text is None else text):
             msg = f"fiber {live.taken.row.what!r} is over"
             raise UsageError(msg)
@@ -305,7 +307,7 @@ class Fibers:
     def resolve(self, found: FiberRun, how: FiberResolution) -> bool:
         """End one from outside it; False when it was ended already."""
         subject = Subject(found.kind, found.slot, found.id, found.slot)
-        won = self.tree.endings.settle(subject, _ending(how), None)
+        won = self.tree.endings.settle(subject, _ending(how, self._most), None)
         if won:
             self.tree.stop_worker(found.slot, found.id, "resolved")
         return won
@@ -381,7 +383,7 @@ class Fibers:
                 trace = live.about.trace
                 with self._span(node, found.name, found.id, taken.attempts, trace):
                     answer = await node.enter(ctx, node.agent.on_fiber_recovered, told)
-                return _ending(answer)
+                return _ending(answer, self._most)
         except (FacetAborted, Deleted, StorageError):
             if live.work.is_cut:
                 return None  # it met the fence
@@ -483,14 +485,16 @@ class Fibers:
             await self.tree.endings.over(owner, turn_id)
 
 
-def _ending(how: FiberResolution | None) -> Ending:
+def _ending(how: FiberResolution | None, most: int) -> Ending:
     """Return how a fiber ends by what a hook, or somebody outside, says."""
     if how is None:
         return Ending.by("not-resumed")
     if not isinstance(how, FiberResolution) or how.status not in TERMINALS:
         msg = f"a fiber ends as a FiberResolution says, not {how!r}"
         raise UsageError(msg)
-    return Ending(how.status, None, how.error, output=json_text(how.result))
+    output = json_text(how.result, "the result of a fiber", most)
+    error = None if how.error is None else str(how.error)[:ERROR_CHARS]
+    return Ending(how.status, None, error, output=output)
 
 
 def _overdue() -> Ending:

@@ -21,6 +21,7 @@ from .core import frames
 from .core import run as core
 from .core.attach import Known
 from .core.budget import Budget, Short, Spent
+from .core.limits import ORDER_MAX
 from .core.path import check_name
 from .core.places import Want
 from .core.questions import Policy, check_policy
@@ -238,6 +239,7 @@ class Runs:
         most = self.tree.kernel.limits.input_bytes
         text = json_bytes(value, f"the input of {kind.name}", most)
         check_policy(ask.questions or node.agent.agent_tool_questions)
+        self._check_place(ask)
         self._check_shown("display", ask.display)
         if not callable(ask.preview):
             self._check_shown("preview", ask.preview)
@@ -267,6 +269,18 @@ class Runs:
         if here is not None and here.tool_call is not None:
             return core.derive_run_id(*here.tool_call), True
         return None, False
+
+    def _check_place(self, ask: Ask) -> None:
+        """Refuse what says where clients show a run and is not of its type."""
+        if not isinstance(ask.tool_call_id, str | None):
+            kind = type(ask.tool_call_id).__name__
+            raise UsageError(f"parent_tool_call_id is a text, not a {kind}")
+        self._check_shown("parent_tool_call_id", ask.tool_call_id)
+        if not isinstance(ask.order, int) or abs(ask.order) > ORDER_MAX:
+            msg = (
+                f"display_order is a whole number up to {ORDER_MAX}, not {ask.order!r}"
+            )
+            raise UsageError(msg)
 
     def _check_shown(self, what: str, value: Any) -> None:
         """Refuse what every client would get and is too much for that."""

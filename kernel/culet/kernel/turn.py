@@ -183,7 +183,9 @@ class Turn:
     def stash(self, data: Any) -> None:
         """Store a checkpoint that a later attempt gets as `snapshot`. Never blocks."""
         self._node.check()
-        if not self._node.tree.jobs.stash(self._taken, json_text(data) or "null"):
+        most = self._node.tree.kernel.limits.output_bytes
+        text = json_bytes(data, "a stash", most).decode()
+        if not self._node.tree.jobs.stash(self._taken, text):
             raise FacetAborted("the turn is over")
 
     def park(self) -> None:
@@ -496,14 +498,17 @@ class Turns:
         try:
             turn.keep_last()
             summary = turn.summary if turn.summary is not None else turn.text
+            if not isinstance(summary, str):
+                msg = f"a summary is a text, not a {type(summary).__name__}"
+                raise UsageError(msg)
             summary = cut_bytes(summary, limit.summary_bytes)
-            output = json_text(turn.output)
-            usage = json_text(turn.usage)
+            output = json_text(turn.output, "an output", limit.output_bytes)
+            usage = json_text(turn.usage, "a usage", limit.shown_bytes)
             if turn._fault is not None:
                 fault = turn._fault[:ERROR_CHARS]
                 return Ending.by("failed", fault, summary=summary, usage=usage)
             self._check(subject, turn, msgspec.json.decode(output or "null"))
-        except (TypeError, msgspec.ValidationError, UsageError) as error:
+        except (TypeError, msgspec.ValidationError, UsageError, CapacityError) as error:
             text = f"its output is not what was asked for: {error}"
             kept = self._kept(turn.text)
             ending = Ending.by("bad-output", text[:ERROR_CHARS], summary=kept)

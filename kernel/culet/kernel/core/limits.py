@@ -30,6 +30,7 @@ INTERVAL_MAX_S: Final = 2_592_000  # 30 days; what is rarer is a cron
 JITTER_MAX_S: Final = 86_400
 AMOUNT_MAX: Final = 10**12  # of a budget or one spend: tokens, calls, cost in 1e-6 $
 EFFECT_KEY_MAX: Final = 1024  # code points
+ORDER_MAX: Final = 2**53 - 1  # of a display_order: what a browser counts exactly
 ERROR_CHARS: Final = 2_000  # of an error text that is stored, or told to a model
 # of models behind HTTP, which are made before any kernel is
 MODEL_ATTEMPTS: Final = 4  # to get the first word of an answer
@@ -101,8 +102,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch_chunks: int = 256  # of one run in one record
     staged_bytes: int = 1 << 20  # staged and not durable, per run: then its turn waits
     input_bytes: int = 8 << 20
+    output_bytes: int = 8 << 20  # of a run or fiber, and of one stash, as JSON
     preview_bytes: int = 1024
-    shown_bytes: int = 16 << 10  # of a preview or display that a caller gives, each
+    shown_bytes: int = 16 << 10  # of a preview, a display and a usage of a run, each
     reattach_s: float = 120.0  # without a word, of a waiter that joined a known run
     tool_output_bytes: int = 256 << 10  # of one tool call, as JSON
     summary_bytes: int = 256 << 10  # of a run; what is longer is cut
