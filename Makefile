@@ -10,7 +10,7 @@ MOCK   := tests/adapters/mock
 DEMO   ?= .demo
 PORT   ?= 8787
 
-.PHONY: demo test lint types unit proof proofs long long-proof long-kills js bench bench-peer coverage mutants fuzz clean
+.PHONY: demo test lint types first second unit proof long long-proof long-kills js bench bench-peer coverage mutants fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Culet needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
@@ -41,16 +41,33 @@ types: $(DEV)
 	$(BIN)/pyright
 
 # How much a proof plays is one profile: tests/volume.py. With CI set it is `ci`, else
-# `short`. The proofs, which only compute, run in a second process beside all other tests.
+# `short`. Two processes run the tests side by side. The first has those that wait for
+# servers, node and a browser, the second those that only compute. Where the proofs are
+# large they fill the second one alone.
+SERVED  := tests/attack tests/bench tests/demo tests/docs tests/kill tests/web
+PROFILE := $(or $(CULET_PROFILE),$(if $(CI),ci,short))
+ifeq ($(PROFILE),short)
+FIRST  := $(SERVED)
+SECOND := $(SERVED:%=--ignore=%)
+ORDER  := lint first second types
+else
+FIRST  := -m 'not proof'
+SECOND := -m proof
+ORDER  := second lint types first
+endif
+
 test:
-	+$(MAKE) -j2 --no-print-directory proofs lint types js unit
+	+$(MAKE) -j2 --no-print-directory $(ORDER)
+
+first: $(DEV) js
+	$(BIN)/python -m pytest $(FIRST)
+
+second: $(DEV) $(if $(filter short,$(PROFILE)),$(MOCK)/node_modules/.stamp)
+	nice $(BIN)/python -m pytest $(SECOND) -o faulthandler_timeout=600 --durations=10 >.second.log 2>&1; \
+	status=$$?; echo 'the second process:'; cat .second.log; exit $$status
 
 unit: $(DEV) js
 	$(BIN)/python -m pytest -m 'not proof'
-
-proofs: $(DEV)
-	nice $(BIN)/python -m pytest -m proof -o faulthandler_timeout=600 --durations=10 >.proof.log 2>&1; \
-	status=$$?; echo 'the proofs in the second process:'; cat .proof.log; exit $$status
 
 proof: $(DEV)
 	CULET_PROFILE=ci $(BIN)/python -m pytest -m proof
