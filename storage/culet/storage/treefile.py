@@ -76,8 +76,7 @@ class OpenFiles:
         self.asleep.move_to_end(agent)
         while len(self.asleep) > self.most_asleep:
             oldest, _ = self.asleep.popitem(last=False)
-            if not oldest.busy:
-                oldest.disconnect()
+            oldest.disconnect()  # in no transaction: who uses one takes it out
 
     def use(self, agent: AgentDatabase) -> None:
         """It was used last, whoever did."""
