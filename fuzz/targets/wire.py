@@ -25,8 +25,9 @@ from culet.kernel.sockets import Connection
 from culet.web.framing import framed
 from culet.web.gateway import Gateway
 from culet.web.heads import Sieve, read_head
-from culet.web.transport import Link, Wire, new_protocol
+from culet.web.transport import Link, new_protocol
 from culet.web.upgrade import _shake_hands
+from culet.web.wire import Wire
 from fuzz.case import Case
 from machines.sometimes import Sometimes
 

@@ -12,7 +12,8 @@ from websockets.protocol import OPEN
 from culet.kernel.core.limits import Limits
 from culet.kernel.ports import Blob
 from culet.web.session import Session
-from culet.web.transport import FEW, Link, Wire, new_protocol
+from culet.web.transport import Link, new_protocol
+from culet.web.wire import FEW, Wire
 from web.test_session import Gate, Pages
 
 LIMITS = Limits(outbox_bytes=64 << 20)

@@ -27,6 +27,7 @@ class Close(NamedTuple):
 
 
 RESTART: Final = Close(1012, "the server restarts")
+LAST_S: Final = 1.0  # for the last words of a connection
 
 
 @final

@@ -19,8 +19,8 @@ from culet.kernel.kernel import Kernel
 from culet.kernel.sockets import Connection
 
 from .gateway import opened
-from .outbox import RESTART, Close
-from .refusals import LAST_S, close_socket
+from .outbox import LAST_S, RESTART, Close
+from .refusals import close_socket
 from .scopes import Event, Receive, Send
 from .session import Session
 

@@ -11,10 +11,9 @@ import trio
 
 from culet.kernel.http import Response
 
-from .outbox import Close
+from .outbox import LAST_S, Close
 from .scopes import Receive, Scope, Send
 
-LAST_S: Final = 1.0  # for the last words of a connection
 _VERSIONS: Final = frozenset(("1.0", "1.1", "2", "3"))  # hypercorn takes any number
 _LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
 NEEDS_TRIO: Final = (

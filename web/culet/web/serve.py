@@ -32,8 +32,9 @@ from .hypercorn_inside import Inside, fits, misfit, plain_serve, why_not_started
 from .outbox import RESTART
 from .sieved import Sieved
 from .signals import Told, stop_signals
-from .transport import RECEIVE_BYTES, Wire
+from .transport import RECEIVE_BYTES
 from .upgrade import open_socket
+from .wire import Wire
 
 log = logging.getLogger("culet.web")
 GRACE_S: Final = 3.0  # for requests and goodbyes when the server stops

@@ -22,9 +22,10 @@ from culet.kernel.visits import Visit, error_response
 
 from .gateway import Gateway, close_code
 from .heads import END, joined
-from .outbox import RESTART
+from .outbox import LAST_S, RESTART
 from .session import Session
-from .transport import LAST_S, RECEIVE_BYTES, Link, Wire, new_protocol
+from .transport import RECEIVE_BYTES, Link, new_protocol
+from .wire import Wire
 
 log = logging.getLogger("culet.web")
 _BAD: Final = (
