@@ -352,6 +352,34 @@ async def test_two_starts_that_wait_for_each_other_are_refused(clock: object) ->
         assert any("would wait for itself" in str(e.__cause__) for e in errors)
 
 
+class Wide(Agent):
+    """Its start waits for two others at once; that of `back` waits for `wide`."""
+
+    async def on_start(self) -> None:
+        if self.name == "wide":
+            async with trio.open_nursery() as nursery:
+                for name in ("back", "short"):
+                    nursery.start_soon(self.kernel.get_agent, Wide, name)
+        elif self.name == "back":
+            await trio.sleep(1)  # until the other one is there
+            await self.kernel.get_agent(Wide, "wide")
+        else:
+            await trio.sleep(0.5)
+
+
+@pytest.mark.rule("F-26", "F-119")
+async def test_a_start_that_waits_for_several_at_once_is_not_lost_sight_of(
+    clock: object,
+) -> None:
+    async with open_test_kernel(roots=[Wide]) as test:
+        began = trio.current_time()
+        error = await raises(FacetBroken, test.kernel.get_agent, Wide, "wide")
+        assert trio.current_time() - began < 5, "refused, not hung"
+        assert "would wait for itself" in repr(error.__cause__)
+        assert await raises(FacetBroken, test.kernel.get_agent, Wide, "back")
+        await test.kernel.get_agent(Wide, "short")
+
+
 @pytest.mark.rule("F-380")
 async def test_depth_is_checked_before_anything_is_made(clock: object) -> None:
     async with opened() as test:

@@ -8,7 +8,7 @@ is `gone` only when the last such call has left its code.
 
 A start that would wait for itself through other starts is refused: the context variable
 `starting` names the node whose `on_start` this task works for, and each starting node
-notes the node that it waits for.
+notes the nodes that it waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
@@ -153,7 +154,7 @@ class Node:
         self.closing = False  # its run was ended: it may take leave, and begin nothing
         self.error: BaseException | None = None
         self.reason: str | None = None
-        self.waits_for: Node | None = None
+        self.waits_for: tuple[Node, ...] = ()  # starts that its own start waits for
         self.props: Any = None
         self.upgraded_from: str | None = None  # until a start has succeeded
         self.transaction: Transaction | None = None  # of the user, while it is open
@@ -412,12 +413,35 @@ def own(error: BaseException) -> BaseException:
 def check_cycle(node: Node) -> None:
     """Refuse a start that would wait for itself; see the module's text."""
     me = starting.get()
-    other: Node | None = node
-    while me is not None and other is not None and other.state is State.STARTING:
+    seen, todo = set[Node](), [] if me is None else [node]
+    while todo:
+        other = todo.pop()
         if other is me:
             msg = f"the start of {me.path_text()} would wait for itself"
             raise UsageError(msg)
-        other = other.waits_for
+        if other.state is State.STARTING and other not in seen:
+            seen.add(other)
+            todo += other.waits_for
+
+
+@contextmanager
+def waiting_for(node: Node) -> Iterator[None]:
+    """Note that this task, if it works for a start, waits for that of `node`.
+
+    A start may wait for several at once, in tasks of its own. Raises `UsageError`.
+    """
+    check_cycle(node)
+    me = starting.get()
+    if me is None:
+        yield
+        return
+    me.waits_for += (node,)
+    try:
+        yield
+    finally:
+        left = list(me.waits_for)
+        left.remove(node)
+        me.waits_for = tuple(left)
 
 
 def starts_under(node: Node) -> bool:

@@ -36,7 +36,7 @@ from .fibers import Fibers
 from .jobs import Jobs, Kind, Taken
 from .mailbox import Mail
 from .milestones import Milestones
-from .node import Node, State, ambient, check_cycle, own, starting, starts_under
+from .node import Node, State, ambient, own, starts_under, waiting_for
 from .order import Order
 from .patience import Patience
 from .questions import Questions
@@ -515,15 +515,8 @@ class Tree:
         return node
 
     async def _started(self, node: Node) -> None:
-        check_cycle(node)
-        me = starting.get()
-        if me is not None:
-            me.waits_for = node
-        try:
+        with waiting_for(node):
             await node.ready.wait()
-        finally:
-            if me is not None:
-                me.waits_for = None
 
     def start_ended(self, node: Node, error: BaseException | None) -> None:
         """A start is over, well or not."""
