@@ -52,7 +52,8 @@ from .questions import RunAnswer
 from .runnoun import RunsNoun
 from .runs import Ask
 from .schedules import Schedule
-from .sockets import Connection, check_tags, message_blob
+from .sendable import check_tags, message_blob
+from .sockets import Connection
 from .sql import Transaction, end_stale, rows
 from .state import Changes, check_writer, keep_state, load_state, store_state
 from .streams import Cursor, End

@@ -19,7 +19,7 @@ import trio
 from .core.limits import REVOCATIONS_KEPT
 from .errors import Refused
 from .http import closed
-from .sockets import close_words
+from .sendable import close_words
 
 if TYPE_CHECKING:
     from .kernel import Kernel

@@ -1,4 +1,4 @@
-"""Connections, state, broadcast and client calls.
+"""Connections: who is there, what reaches them, and what they send.
 
 The root's tree owns the sockets, the leaf sees them: a connection belongs to a slot and
 outlives the node, which may be asleep. An agent's task never touches a socket: it pushes
@@ -11,94 +11,29 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-import msgspec
 import trio
 
-from .calls import Final as RpcFinal
-from .calls import Method, iterate
+from .clientcalls import answer, on_message
 from .core import clientframes as client
-from .core import frames
-from .core.limits import CLOSE_REASON_BYTES, TAG_MAX, TAGS_MAX
 from .core.shown import without_query
-from .errors import (
-    CuletError,
-    FacetAborted,
-    Refused,
-    StorageError,
-    StorageFull,
-    UsageError,
-    UserError,
-    is_told,
-)
+from .errors import CuletError, StorageError
 from .http import ConnectContext
 from .node import Ambient, Node, State, ambient, is_stop
 from .ports import Blob, Peer
+from .sendable import close_words, message_blob
 from .state import client_state
 from .streams import Cursor
-from .tracing import NO_SPAN
 
 if TYPE_CHECKING:
     from .tree import Tree
 
 log = logging.getLogger("culet.kernel")
-_encode = msgspec.json.Encoder().encode
-# 1004, 1005 and 1006 are reserved, as is the rest below 3000
-CLOSE_CODES: Final = frozenset(
-    (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
-)
 _ANSWERS: Final = (client.ToolResult, client.ToolApproval)
 Work = tuple[Node, Ambient, Callable[..., Any], Any]
-
-
-def message_blob(message: str | bytes) -> Blob:
-    """Return a message of an agent as a blob; raises `UsageError` for what cannot be sent.
-
-    In a transport it would fail for every client, and tell none of them who was wrong.
-    """
-    if isinstance(message, str):
-        if not message.isascii():
-            try:
-                message.encode()
-            except UnicodeEncodeError:
-                raise UsageError("a message must be valid Unicode") from None
-    elif not isinstance(message, bytes):
-        msg = f"a message is str or bytes, not {type(message).__name__}"
-        raise UsageError(msg)
-    return Blob(message)
-
-
-def close_reason(text: str) -> str:
-    """Return what of a text fits into a close frame."""
-    return text.encode(errors="replace")[:CLOSE_REASON_BYTES].decode(errors="ignore")
-
-
-def close_words(code: int, reason: str) -> tuple[int, str]:
-    """Return code and reason as a close frame carries them.
-
-    Raises `UsageError` for a code that is reserved. In a transport it would end the
-    connection without any code, and a client that was to stay away would come back.
-    """
-    if not isinstance(code, int) or code not in CLOSE_CODES:
-        msg = f"a close frame carries 1000 to 1014 or 3000 to 4999, not {code!r:.40}"
-        raise UsageError(msg)
-    return int(code), close_reason(reason)
-
-
-def check_tags(tags: Sequence[str]) -> Sequence[str]:
-    """Return the tags of a connection; raises `UsageError` for what cannot be one."""
-    if len(tags) > TAGS_MAX:
-        msg = f"a connection has at most {TAGS_MAX} tags, not {len(tags)}"
-        raise UsageError(msg)
-    for tag in tags:
-        if not isinstance(tag, str) or not 0 < len(tag) <= TAG_MAX:
-            msg = f"a tag is a text of 1 to {TAG_MAX} letters, not {tag!r:.40}"
-            raise UsageError(msg)
-    return tags
 
 
 @final
@@ -365,9 +300,9 @@ class Connection:
             message = self._inbox.popleft()
             frame = client.decode_client_frame(message)
             if frame is None:
-                self._work(node, _on_message, message)
+                self._work(node, on_message, message)
             elif isinstance(frame, client.Rpc):
-                self._work(node, _answer, frame)
+                self._work(node, answer, frame)
             elif isinstance(frame, client.State):
                 client_state(node, self, frame)
             elif isinstance(frame, _ANSWERS) and frame.run_id is not None:
@@ -383,7 +318,7 @@ class Connection:
                     self._tree.kernel.report("frame", node, error, name=self.place)
                     handled = True
                 if not handled:
-                    self._work(node, _on_message, message)
+                    self._work(node, on_message, message)
         if self._inbox and not self._full:
             self._pump_later()
 
@@ -414,96 +349,6 @@ class Connection:
             self._room.set()
             if self._inbox:
                 self._pump_later()
-
-
-# ---- client calls
-
-
-async def _on_message(node: Node, ctx: Ambient, conn: Connection, message: Any) -> None:
-    try:
-        await node.enter(ctx, node.agent.on_message, conn, message)
-    except FacetAborted:
-        pass
-    except Exception as error:
-        try:
-            await node.enter(ctx, _on_error, node, error, conn)
-        except Exception as unhandled:
-            error_id = node.tree.kernel.report(
-                "message", node, unhandled, name=conn.place
-            )
-            shown = isinstance(unhandled, Refused | UserError)
-            conn.close(1011, str(unhandled) if shown else f"error {error_id}")
-
-
-async def _on_error(node: Node, error: Exception, conn: Connection) -> None:
-    await node.agent.on_error(error, connection=conn)
-
-
-async def _answer(
-    node: Node, ctx: Ambient, conn: Connection, frame: client.Rpc
-) -> None:
-    """Run one client call and push its answer; nobody gets it when the client is gone."""
-    method = node.kind.rpc.get(frame.method)
-    streams = method is not None and method.streams
-    about: dict[str, Any] = {"method": frame.method, "streaming": streams}
-    try:
-        if method is None:
-            raise UsageError(_not_callable(node, frame.method))
-        args = method.from_json(frame.args)
-        tracer = node.tree.kernel.tracer
-        with NO_SPAN if tracer is None else tracer.span(
-            "rpc", f"{node.kind.name}.{frame.method}",
-            {"agent": node.path_text(), "connection_id": conn.id}, parent=None,
-        ):  # fmt: skip
-            if method.streams:
-                text = await node.enter(
-                    ctx, _stream, node, conn, frame.id, method, args
-                )
-            else:
-                value = await node.enter(ctx, method.fn, node.agent, *args)
-                text = None if value is None else _encode(value).decode()
-        conn.reply(frames.rpc_result(frame.id, text))
-        node.tree.emit("rpc", node.slot, about)
-    except BaseException as error:
-        conn.say(frames.rpc_error(frame.id, _told(node, frame.method, error)))
-        node.tree.emit("rpc:error", node.slot, {**about, "error": error})
-        if is_stop(error):
-            raise
-
-
-def _not_callable(node: Node, name: str) -> str:
-    known = callable(getattr(node.kind.cls, name, None))
-    return f"Method {name} {'is not callable' if known else 'does not exist'}"
-
-
-def _told(node: Node, method: str, error: BaseException) -> str:
-    """Return what a client is told of a failed call; what it must not read is logged."""
-    if is_stop(error):
-        return "the agent was stopped"
-    if is_told(error):
-        return str(error)
-    where = f"{node.kind.name}.{method}"
-    error_id = node.tree.kernel.report("rpc", node, error, name=where)
-    full = isinstance(error, StorageFull)
-    what = "the storage is full" if full else "the call failed"
-    return f"{what} (error {error_id})"
-
-
-async def _stream(
-    node: Node, conn: Connection, call_id: str, method: Method, args: Any
-) -> str | None:
-    """Send what an async generator yields; it is closed when its client is gone."""
-    final: Any = None
-    async with aclosing(iterate(method.fn(node.agent, *args))) as values:
-        async for value in values:
-            if isinstance(value, RpcFinal):
-                final = value.value
-                break
-            conn.say(frames.rpc_chunk(call_id, _encode(value).decode()))
-            await trio.lowlevel.checkpoint()
-            if conn.gone:
-                break
-    return None if final is None else _encode(final).decode()
 
 
 @final

@@ -19,7 +19,8 @@ from culet.kernel.errors import CuletError, NotFound, UsageError, UserError
 from culet.kernel.http import Request, Response
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import is_stop
-from culet.kernel.sockets import Connection, close_reason
+from culet.kernel.sendable import close_reason
+from culet.kernel.sockets import Connection
 from culet.kernel.visits import Admit, Visit, error_response, visit, visit_below
 
 from .hosts import Hosts, is_named, is_rebound
