@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from culet.kernel import Agent, Operator, Retry, RootRow, Turn
-from culet.kernel.errors import NotFound
+from culet.kernel.errors import NotFound, UsageError
 from culet.kernel.testing import Harness, open_test_kernel
 
 
@@ -77,9 +77,14 @@ async def test_an_operator_runs_what_is_owed_now_and_replays_what_is_dead(
                 broken, "breaks", ["replay", "cancel"]
             )  # fmt: skip
             assert set(letter.acts) <= Operator.acts(letter.kind)
-            assert await operator.act(int(ring), "run_now")
-            assert not await operator.act(int(ring), "redeliver"), "it is no letter"
-            assert await operator.act(int(broken), "cancel")
+            assert await operator.act(ring, "run_now")
+            assert not await operator.act(ring, "redeliver"), "it is no letter"
+            for nobody in ("", "0", "-1", "x", "²", "9" * 40):
+                assert not await operator.act(nobody, "cancel"), nobody
+            assert operator.dead(after=letter.id) == []
+            with pytest.raises(UsageError, match="id of a letter"):
+                operator.dead(after="x")
+            assert await operator.act(broken, "cancel")
             assert operator.dead() == []
         await test.advance(1)
         assert await top.told() == "noted"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from .calls import stored_json
+from .core.job import job_number
 
 if TYPE_CHECKING:
     from .tree import Tree
@@ -19,7 +20,6 @@ _AGAIN: Final = (
     "UPDATE job SET dead = 0, attempts = 0, due_at = ? WHERE id = ? AND owner = ?"
     " AND kind IN ('hook', 'deliver') AND dead = 1 RETURNING lane"
 )
-_ID_MAX: Final = 18  # digits of a row id
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +60,10 @@ def listed(tree: Tree, owner: str, run_id: str | None) -> list[Delivery]:
 
 def again(tree: Tree, owner: str, delivery_id: str) -> bool:
     """Make a dead delivery due with new attempts; False for one that is not dead."""
-    if not delivery_id.isdecimal() or len(delivery_id) > _ID_MAX:
+    number = job_number(delivery_id)
+    if number is None:
         return False
-    params = (tree.now(), int(delivery_id), owner)
+    params = (tree.now(), number, owner)
     with tree.transaction():
         rows = tree.db.execute(_AGAIN, params)
         for (lane,) in rows:

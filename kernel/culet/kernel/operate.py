@@ -16,8 +16,10 @@ import msgspec
 import trio
 
 from . import deliveries, runtree
+from .core.job import job_number
 from .core.path import path_text
 from .core.run import AgentToolRun
+from .errors import UsageError
 from .jobrows import JobRow
 from .ports import TreeKey
 from .receipts import CancelReceipt
@@ -100,12 +102,17 @@ class Operator:
         """
         return await runs(self._tree, before=before, limit=self._most(limit))
 
-    def dead(self, *, after: int = 0, limit: int | None = None) -> list[DeadLetter]:
+    def dead(
+        self, *, after: str | None = None, limit: int | None = None
+    ) -> list[DeadLetter]:
         """Return what is not tried again by itself; go on with the last id.
 
-        At most `limits.due_rows` at once.
+        At most `limits.due_rows` at once. Raises `UsageError` for what is no id.
         """
-        return dead(self._tree, after=after, limit=self._most(limit))
+        number = 0 if after is None else job_number(after)
+        if number is None:
+            raise UsageError(f"after is the id of a letter, not {after!r:.40}")
+        return dead(self._tree, after=number, limit=self._most(limit))
 
     async def cancel_run(
         self, number: int, reason: str | None = None
@@ -113,7 +120,7 @@ class Operator:
         """Cancel a run by its number, with all below it; None: there is none."""
         return await cancel_run(self._tree, number, reason)
 
-    async def act(self, job_id: int, act: Act) -> bool:
+    async def act(self, job_id: str, act: Act) -> bool:
         """Do that to a schedule, a queued call or a dead letter; durable when it returns.
 
         False where there is no such job, or it does not apply to it (see `acts`).
@@ -236,9 +243,10 @@ async def cancel_run(
     return receipt
 
 
-async def act_on_job(tree: Tree, job_id: int, act: Act) -> bool:
+async def act_on_job(tree: Tree, job_id: str, act: Act) -> bool:
     """Do that to a job, durably; False where there is no such job or it does not apply."""
-    row = tree.jobs.get(job_id) if 0 <= job_id < _ID_MAX else None
+    number = job_number(job_id)
+    row = None if number is None else tree.jobs.get(number)
     if row is None or act not in verbs(row.kind):
         return False
     done = _change(tree, row, act)

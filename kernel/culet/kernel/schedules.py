@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 import msgspec
 
 from .core import job as core
-from .core.job import UNREADABLE, Cron, Every, Misfire, Retry, is_number
+from .core.job import UNREADABLE, Cron, Every, Misfire, Retry, is_number, job_number
 from .core.upcoming import OWED_COLUMNS, OwedRow, Upcoming, explain
 from .endings import BELOW
 from .errors import CapacityError, FacetBroken, UsageError
@@ -350,10 +350,8 @@ class Schedules:
         return None if row is None else to_schedule(row)
 
     def _job(self, schedule_id: str) -> JobRow | None:
-        plain = schedule_id.isascii() and schedule_id.isdigit()
-        if not plain or len(schedule_id) > 18:
-            return None
-        return self.tree.jobs.get(int(schedule_id))
+        number = job_number(schedule_id)
+        return None if number is None else self.tree.jobs.get(number)
 
     def _row(
         self, owner: str, kind: str, schedule_id: str, *, below: bool = False

@@ -44,6 +44,7 @@ Kind = Literal["call", "queue", "fiber", "turn", "hook", "deliver", "limit", "wi
 Verdict = Literal["retry", "dead", "give-up-tick", "settle-error", "keep-trying"]
 Misfire = Literal["one", "none"]
 _DOUBLINGS_MAX: Final = 62
+_ID_DIGITS: Final = 18  # of any number that a row may have
 _USUAL: Final = ',"misfire":"one","jitter":0.0}'
 
 
@@ -52,6 +53,12 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
+
+
+def job_number(public_id: str) -> int | None:
+    """Return the number of the job that an id may name; None: it names none."""
+    plain = public_id.isascii() and public_id.isdigit()
+    return int(public_id) if plain and len(public_id) <= _ID_DIGITS else None
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):

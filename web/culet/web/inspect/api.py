@@ -220,7 +220,7 @@ async def effects(kernel: Kernel, request: Request) -> Page:
 
 async def dead(kernel: Kernel, request: Request) -> Page:
     """Return what rests in an open root because no try of it succeeded."""
-    limit, after = _limit(kernel, request), _number(request, "after") or 0
+    limit, after = _limit(kernel, request), str(_number(request, "after") or 0)
     async with _seen(kernel, request) as operator:
         if operator is None:
             return _asleep(kernel)
@@ -249,7 +249,7 @@ async def act(kernel: Kernel, request: Request) -> Page:
     )
     async with kernel.operator(*wanted.root) as operator:
         if wanted.act != "cancel_run":
-            return {"done": await operator.act(wanted.id, wanted.act)}
+            return {"done": await operator.act(str(wanted.id), wanted.act)}
         receipt = await operator.cancel_run(wanted.id, _REASON)
     if receipt is None:
         return {"done": False}
