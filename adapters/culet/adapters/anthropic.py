@@ -7,7 +7,6 @@ and not in each turn.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast, final
@@ -21,7 +20,7 @@ from culet.adapters.anthropic_wire import (
     tools_of,
 )
 from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
-from culet.adapters.remote import Remote, Reply, Sdk
+from culet.adapters.remote import Remote, Reply, Sdk, key_for
 from culet.kernel.core.job import Retry
 from culet.kernel.core.limits import MODEL_CONNECT_S, MODEL_SILENCE_S, MODEL_TOKENS
 from culet.kernel.errors import UsageError
@@ -109,11 +108,7 @@ def _client(
     except ImportError as error:
         msg = 'AnthropicModel needs the extra: pip install "culet[anthropic]"'
         raise UsageError(msg) from error
-    if not model:
-        raise UsageError("AnthropicModel needs the name of a model")
-    key = api_key or os.environ.get(KEY)
-    if not key:
-        raise UsageError(f"AnthropicModel needs a key: set {KEY} or give api_key")
+    key = key_for("AnthropicModel", KEY, model, api_key)
     http = anthropic.DefaultAsyncHttpxClient(
         limits=httpx2.Limits(max_keepalive_connections=0)
     )

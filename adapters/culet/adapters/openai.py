@@ -7,7 +7,6 @@ not in each turn.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast, final
@@ -16,7 +15,7 @@ import trio
 
 from culet.adapters.model import Json, ModelEvent, ModelRequest, Price
 from culet.adapters.openai_wire import ChatFold, messages_of, tools_of
-from culet.adapters.remote import Remote, Reply, Sdk
+from culet.adapters.remote import Remote, Reply, Sdk, key_for
 from culet.kernel.core.job import Retry
 from culet.kernel.core.limits import MODEL_CONNECT_S, MODEL_SILENCE_S
 from culet.kernel.errors import UsageError
@@ -121,11 +120,7 @@ def _client(
     except ImportError as error:
         msg = 'OpenAIModel needs the extra: pip install "culet[openai]"'
         raise UsageError(msg) from error
-    if not model:
-        raise UsageError("OpenAIModel needs the name of a model")
-    key = api_key or os.environ.get(KEY)
-    if not key:
-        raise UsageError(f"OpenAIModel needs a key: set {KEY} or give api_key")
+    key = key_for("OpenAIModel", KEY, model, api_key)
     http = openai.DefaultAsyncHttpxClient(
         limits=httpx2.Limits(max_keepalive_connections=0)
     )

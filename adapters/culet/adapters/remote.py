@@ -16,6 +16,7 @@ import email.utils
 import itertools
 import logging
 import math
+import os
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -95,6 +96,16 @@ class Sdk(msgspec.Struct, frozen=True, kw_only=True):
     api_error: type[Exception]  # the base of the three
     transport_error: type[Exception]  # of the HTTP client below
     transport_timeout: type[Exception]
+
+
+def key_for(owner: str, variable: str, model: str, api_key: str | None) -> str:
+    """Return the key that a model is asked with; `UsageError` without key or name."""
+    if not model:
+        raise UsageError(f"{owner} needs the name of a model")
+    key = api_key or os.environ.get(variable)
+    if not key:
+        raise UsageError(f"{owner} needs a key: set {variable} or give api_key")
+    return key
 
 
 class Reply(Protocol):
