@@ -18,6 +18,7 @@ from culet.kernel.ports import TreeStore
 from culet.storage import Files, SqliteStore, open_memory, open_sqlite
 from culet.storage.doctor_folder import look
 from culet.storage.janitor import _copy_all
+from culet.storage.log import segment_name, segment_numbers
 from culet.storage.treefile import FileAgent, SqliteTree
 from culet.web.__main__ import main
 from storage.driving import (
@@ -463,3 +464,8 @@ def test_a_tree_that_cannot_be_read_is_named_and_one_that_is_being_made_is_not(
     status, out, err = listed(world, capsys)
     assert out == ("nobody is in there\n" if how == "young" else "")
     assert ("culet doctor" in err) == (status != 0) == (how != "young")
+
+
+def test_what_is_no_segment_is_no_number() -> None:
+    names = [segment_name(12), "log", "log²", "log3.bak", "lock", segment_name(3)]
+    assert segment_numbers(names) == [3, 12]

@@ -116,7 +116,7 @@ async def test_a_taken_port_is_named() -> None:
             await serve(app, bind=f"127.0.0.1:{server.port}")
 
 
-@pytest.mark.parametrize("bind", ["8787", "a:b", "a:", "a:70000"])
+@pytest.mark.parametrize("bind", ["8787", "a:b", "a:", "a:70000", "a:²"])
 def test_a_bind_that_is_none_is_refused(bind: str) -> None:
     with pytest.raises(UsageError, match="bind"):
         split_bind(bind)

@@ -67,7 +67,9 @@ def segment_name(number: int) -> str:
 
 def segment_numbers(names: list[str]) -> list[int]:
     """Return the numbers of the segments among `names`, in order."""
-    return sorted(int(n[3:]) for n in names if n.startswith("log") and n[3:].isdigit())
+    return sorted(
+        int(n[3:]) for n in names if n.startswith("log") and n[3:].isdecimal()
+    )
 
 
 class Log(NamedTuple):

@@ -93,7 +93,7 @@ async def serve_told(
 def split_bind(bind: str) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`; raises `UsageError`."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"bind is HOST:PORT, not {bind!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
