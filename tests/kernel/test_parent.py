@@ -82,7 +82,8 @@ class Family(Agent):
         return self.dynamic_agents.has(cls, name)
 
     async def parent_is(self, cls: str) -> list[str]:
-        return await (await self.parent_agent(CLASSES[cls])).who()
+        wanted: Any = CLASSES.get(cls, Agent)
+        return await (await self.parent_agent(wanted)).who()
 
     async def mark_parent(self, cls: str) -> int:
         return await (await self.parent_agent(CLASSES[cls])).note(1)
@@ -193,11 +194,11 @@ async def test_a_root_has_no_parent(clock: object) -> None:
 
 
 @pytest.mark.rule("F-110", "F-118")
-@pytest.mark.parametrize("wrong", ["Top", "Leaf"])
+@pytest.mark.parametrize("wrong", ["Top", "Leaf", "Agent"])
 async def test_a_wrong_class_is_named_beside_the_right_one(
     wrong: str, clock: object
 ) -> None:
-    """The root as well: there is no short cut past the parent."""
+    """The root as well: there is no short cut past the parent. Nor is its base it."""
     async with opened() as test:
         with pytest.raises(UsageError) as told:
             await (await chain(test, 2)).parent_is(wrong)
@@ -449,6 +450,8 @@ async def test_a_stub_outlives_sleep_and_an_abort_that_is_taken_back(
         assert asleep == 1  # memory went, the agent stayed
         assert await stub.note(1) == 1
         assert await again.note(1) == 2
+        await test.evict([("Top", "a")])
+        assert await stub.note(1) == 1, "the abort is forgotten, asleep or awake"
 
 
 @pytest.mark.rule("F-187", "F-189")

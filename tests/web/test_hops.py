@@ -219,6 +219,14 @@ async def test_props_reach_the_root_that_the_request_has_started_and_nobody_else
         assert Mid.started == [
             ("t", None), ("m", None), ("new", {"who": "ann"}), ("leaf", None),
         ]  # fmt: skip
+        for tree in list(
+            server.kernel.trees.values()
+        ):  # the root sleeps, its facet too
+            for node in reversed(list(tree.nodes.values())):
+                assert await tree.evict(node)
+        Mid.started.clear()
+        await server.http("GET", "/agents/top/new/sub/mid/leaf")
+        assert Mid.started == [("new", None), ("leaf", None)], "it was not addressed"
 
 
 @pytest.mark.rule("F-146")
