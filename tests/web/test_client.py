@@ -63,6 +63,16 @@ async def test_a_call_returns_and_says_who_answers():
         assert await agent.call("nothing") is None
 
 
+@pytest.mark.parametrize("message", ["\ud800", bytearray(b"x"), 7], ids=repr)
+async def test_a_message_that_cannot_be_sent_is_told_and_ends_nothing(message: Any):
+    async with running() as server, connect(server.url()) as agent:
+        with pytest.raises(UsageError, match="a message"):
+            await agent.send(message)
+
+        assert await agent.call("ping", "hi") == "hi"
+        assert agent.connections == 1
+
+
 async def test_a_result_is_decoded_to_the_type_that_is_asked_for():
     class Over(msgspec.Struct):
         over: int

@@ -21,6 +21,12 @@ CLOSE_CODES: Final = frozenset(
 
 def message_blob(message: str | bytes) -> Blob:
     """Return a message of an agent as a blob; raises `UsageError` for what is none."""
+    check_message(message)
+    return Blob(message)
+
+
+def check_message(message: str | bytes) -> None:
+    """Raise `UsageError` for what no WebSocket carries."""
     if isinstance(message, str):
         if not message.isascii():
             try:
@@ -30,7 +36,6 @@ def message_blob(message: str | bytes) -> Blob:
     elif not isinstance(message, bytes):
         msg = f"a message is str or bytes, not {type(message).__name__}"
         raise UsageError(msg)
-    return Blob(message)
 
 
 def close_reason(text: str) -> str:

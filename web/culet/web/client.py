@@ -21,6 +21,7 @@ from culet.kernel import AgentToolEvents
 from culet.kernel.clock import Chance
 from culet.kernel.core.limits import Limits
 from culet.kernel.errors import CallFailed, ConnectionLost, Refused, UsageError
+from culet.kernel.sendable import check_message
 
 from .client_answer import Answer
 from .client_calls import CallStream, encoded
@@ -199,8 +200,13 @@ class RemoteAgent:
         return self._calls.begin(method, args, item_type)
 
     async def send(self, message: str | bytes | Json) -> None:
-        """Send a message of the app (a mapping as JSON); returns when it is written."""
+        """Send a message of the app (a mapping as JSON); returns when it is written.
+
+        Raises `UsageError` for what cannot be sent; `ConnectionLost` when the socket went
+        while it was being written.
+        """
         text = encoded(message) if isinstance(message, dict) else message
+        check_message(text)
         await self._line.space()
         item = self._line.post(text)
         try:
