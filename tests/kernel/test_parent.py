@@ -450,7 +450,7 @@ async def test_a_stub_outlives_sleep_and_an_abort_that_is_taken_back(
         assert asleep == 1  # memory went, the agent stayed
         assert await stub.note(1) == 1
         assert await again.note(1) == 2
-        await test.evict([("Top", "a")])
+        await test.evict([("Top", "a"), ("Mid", "m")])
         assert await stub.note(1) == 1, "the abort is forgotten, asleep or awake"
 
 
