@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import apsw
 
 from culet.kernel.core.limits import Limits
+from culet.kernel.core.size import is_larger
 from culet.kernel.errors import (
     Deleted,
     SqlError,
@@ -196,7 +197,7 @@ class AgentDatabase(Database):
 
     def user(self, sql: str, params: Sequence[SqlValue], max_rows: int) -> UserRows:
         """Run one fenced statement; more than `max_rows` rows raises `SqlError`."""
-        if _too_long(sql, self._home.limits.sql_bytes):
+        if is_larger(sql, self._home.limits.sql_bytes):
             msg = "the statement is too long (limits.sql_bytes)"
             raise SqlError(msg, sql[:200] + "…")
         if self._broken:
@@ -222,14 +223,6 @@ class AgentDatabase(Database):
         """Give up the connection, if there is one, without closing it."""
         self._in_user = self._broken = False
         return super().detach()
-
-
-def _too_long(sql: str, most: int) -> bool:
-    """Whether a statement has more bytes than that; counts only where it must."""
-    size = len(sql)
-    if size > most or size * 4 <= most:
-        return size > most
-    return len(sql.encode(errors="surrogatepass")) > most
 
 
 def _run_fenced(

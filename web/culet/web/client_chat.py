@@ -11,11 +11,12 @@ from typing import Any, Final, final
 
 import msgspec
 
+from culet.kernel.core.size import size_of
 from culet.kernel.errors import CallFailed, CuletError
 
 from .client_answer import Answer
 from .client_calls import decoded
-from .client_line import Line, size_of
+from .client_line import Line
 from .client_transcript import Fold, Transcript
 
 Json = dict[str, Any]

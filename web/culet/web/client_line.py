@@ -17,6 +17,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection
 from culet.kernel.clock import Chance
 from culet.kernel.core.job import Retry, next_try
 from culet.kernel.core.limits import Limits
+from culet.kernel.core.size import size_of
 from culet.kernel.errors import ConnectionEnded, ConnectionLost, CuletError, UsageError
 
 from .client_socket import Address, Ending, Tap, converse, keep
@@ -68,11 +69,6 @@ class Outgoing:
         await self.gone.wait()
         if self.error is not None:
             raise self.error
-
-
-def size_of(text: str | bytes) -> int:
-    """Return how many bytes a message has on the wire."""
-    return len(text.encode() if isinstance(text, str) else text)
 
 
 @final

@@ -15,6 +15,7 @@ from typing import Final, final
 import trio
 
 from culet.kernel.core.limits import Limits
+from culet.kernel.core.size import is_larger
 from culet.kernel.kernel import Kernel
 from culet.kernel.sockets import Connection
 
@@ -127,7 +128,7 @@ class PlainLink:
                     message: str | bytes = event["text"] if data is None else data
                     if self._close_by is not None:
                         pass  # it will close; nothing it says counts any more
-                    elif _larger(message, limit):
+                    elif is_larger(message, limit):
                         self._close_by = trio.current_time() + self._limits.handshake_s
                         session.close(_TOO_BIG, "the message is too large", 0)
                     else:
@@ -201,11 +202,3 @@ def _message(text: str | bytes) -> Event:
     if isinstance(text, str):
         return {"type": "websocket.send", "text": text, "bytes": None}
     return {"type": "websocket.send", "bytes": text, "text": None}
-
-
-def _larger(message: str | bytes, limit: int) -> bool:
-    """Whether a message has more bytes than `limit`; counts only where it must."""
-    size = len(message)
-    if isinstance(message, bytes) or size > limit or size * 4 <= limit:
-        return size > limit
-    return len(message.encode()) > limit
