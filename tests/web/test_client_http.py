@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 
+from culet.kernel import Limits
 from culet.kernel.errors import CallFailed, ConnectionEnded, ConnectionLost, UsageError
 from culet.web import ask_over_http, connect
 from web.remote import GATES, QUICK, fresh_messages, gate, host, running, wire, words
@@ -122,3 +125,57 @@ async def test_what_is_refused_or_never_arrives_is_told_by_name() -> None:
             with pytest.raises(UsageError):
                 async with ask_over_http(server.url(BOT), question):
                     pass
+
+
+@asynccontextmanager
+async def saying(answer: bytes) -> AsyncIterator[int]:
+    """Listen, answer whatever comes with that, and then nothing more."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(answer)
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+HASTY = Limits(handshake_s=0.05)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_server_that_says_nothing_is_not_waited_for(scheme: str) -> None:
+    async with saying(b"") as port:
+        with trio.fail_after(5), pytest.raises(ConnectionLost):
+            url = f"{scheme}://127.0.0.1:{port}/agents/bot/b"
+            async with ask_over_http(url, "hi", limits=HASTY):
+                pass
+
+
+async def test_a_refusal_that_does_not_end_is_told_as_far_as_it_came() -> None:
+    head = b"HTTP/1.1 403 No\r\ncontent-length: 100\r\n\r\nnot you"
+    async with saying(head) as port:
+        with (
+            trio.fail_after(5),
+            pytest.raises(ConnectionEnded, match="not you") as told,
+        ):
+            url = f"http://127.0.0.1:{port}/agents/bot/b"
+            async with ask_over_http(url, "hi", limits=HASTY):
+                pass
+        assert told.value.code == 4403
+
+
+async def test_what_is_none_of_the_protocol_is_passed_over() -> None:
+    head = b"HTTP/1.1 200 OK\r\nx-turn: t\r\n\r\n"
+    events = ("{no", "null", "[]", '{"type": 7}', '{"type": "start"}', "[DONE]")
+    said = "".join(f"data: {event}\n\n" for event in events)
+    async with saying(head + said.encode()) as port:
+        url = f"http://127.0.0.1:{port}/agents/bot/b"
+        async with ask_over_http(url, "hi") as answer:
+            with trio.fail_after(5):
+                assert [chunk async for chunk in answer] == [{"type": "start"}]
+        assert answer.outcome == "completed"

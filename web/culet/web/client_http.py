@@ -155,7 +155,8 @@ class HttpAnswer:
         except _GONE as error:
             raise ConnectionLost(f"asking {self._address.host}: {error}") from error
         if line.status != 200:
-            raise ConnectionEnded(await line.refusal(), code=4000 + line.status)
+            said = await line.refusal(self._limits.handshake_s)
+            raise ConnectionEnded(said, code=4000 + line.status)
         self.turn = line.headers.get("x-turn", "")
         self._line = line
 
@@ -164,7 +165,8 @@ class HttpAnswer:
         target = f"{path.rstrip('/')}/{leaf}" + ("&" if "?" in leaf else "?") + query
         with trio.fail_after(self._limits.handshake_s):
             headers = await self._headers()
-        line = _Line(await open_stream(self._address))
+        with trio.fail_after(self._limits.handshake_s):
+            line = _Line(await open_stream(self._address))
         try:
             with trio.fail_after(self._limits.handshake_s):
                 await line.begin(method, self._address.authority, target, headers, body)
@@ -206,7 +208,7 @@ class HttpAnswer:
             if line.status == 200:
                 self._line, self._at = line, 0
                 return
-            text = await line.refusal()
+            text = await line.refusal(self._limits.handshake_s)
             if line.status == 204 or 400 <= line.status < 500:
                 raise ConnectionEnded(
                     text or "the turn is not kept", code=4000 + line.status
@@ -218,8 +220,13 @@ class HttpAnswer:
         if data == _DONE:
             self.outcome = "completed"
             return
-        chunk = msgspec.json.decode(data)
+        try:
+            chunk = msgspec.json.decode(data)
+        except ValueError:
+            chunk = None
         kind = chunk.get("type") if isinstance(chunk, dict) else None
+        if not isinstance(kind, str):
+            return  # none of the protocol's
         if kind == "error":
             self._error = CallFailed(str(chunk.get("errorText") or "the turn failed"))
             return
@@ -230,9 +237,8 @@ class HttpAnswer:
         if number < self._next:
             return  # it was read over another line
         self._next = number + 1
-        if isinstance(chunk, dict):
-            self._parts = apply_chunk_to_parts(self._parts, chunk)
-            self._queue.append(chunk)
+        self._parts = apply_chunk_to_parts(self._parts, chunk)
+        self._queue.append(chunk)
 
     async def _leave(self) -> None:
         line, self._line = self._line, None
@@ -279,10 +285,10 @@ class _Line:
             return None
         return [found.data for found in self._events.feed(bytes(event.data))]
 
-    async def refusal(self) -> str:
-        """Return what an answer that is no stream says, and close."""
+    async def refusal(self, patience_s: float) -> str:
+        """Return what an answer that is no stream says, in that time, and close."""
         said = b""
-        with suppress(*_GONE):
+        with suppress(*_GONE), trio.fail_after(patience_s):
             while len(said) < _ERROR_BYTES and isinstance(
                 event := await self._next(), h11.Data
             ):
