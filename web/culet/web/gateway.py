@@ -16,7 +16,7 @@ import trio
 from culet.kernel.core.limits import Limits
 from culet.kernel.core.path import ParsedPath, parse_agent_path
 from culet.kernel.errors import CuletError, NotFound, UsageError, UserError
-from culet.kernel.http import Request, Response
+from culet.kernel.http import Request, Response, closed
 from culet.kernel.kernel import Kernel
 from culet.kernel.node import is_stop
 from culet.kernel.sendable import close_reason
@@ -142,9 +142,7 @@ class Gateway:
                     raise Drained
                 yield part
         finally:
-            close = getattr(body, "aclose", None)
-            if close is not None:
-                await close()
+            await closed(body)
 
     def watch(self, fn: Callable[[Kernel | None], None]) -> None:
         """Call `fn` with the kernel that is served, or None, now and at each change."""
