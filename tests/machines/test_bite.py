@@ -19,9 +19,12 @@ from culet.kernel.core import abort
 from culet.kernel.errors import CuletError
 from culet.kernel.node import Node, State
 from culet.kernel.nouns import DynamicAgents
+from culet.kernel.places import Places
+from culet.kernel.questions import Questions
 from culet.kernel.stops import Stops
 from culet.kernel.tree import Tree
 from machines.parallel import RegistryTogether, TreeTogether
+from machines.tools import ToolMachine
 from machines.tree import TreeMachine
 
 ROUNDS = 60  # of ten histories
@@ -123,6 +126,22 @@ def _a_write_that_is_told_before_it_is_durable(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Tree, "durable", at_once)
 
 
+def _a_question_that_outlives_its_run(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Questions, "above", lambda _questions, _ended: [])
+
+
+def _a_question_that_is_heard_on_its_own_level_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Questions, "_below", lambda _questions, turn: list(turn.waits))
+
+
+def _who_stands_in_line_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Places, "ended", lambda _places, _owner: None)
+
+
+def _a_place_that_is_never_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Places, "_took", lambda _places, _owner, _waiter: None)
+
+
 MUTANTS = [
     Mutant(_two_starts_at_once, RegistryTogether, 6),
     Mutant(_a_delete_that_forgets_what_is_below, TreeMachine),
@@ -134,6 +153,10 @@ MUTANTS = [
     Mutant(_parents_stop_first, TreeMachine),
     Mutant(_an_abort_that_deletes_what_was_written, TreeMachine),
     Mutant(_a_write_that_is_told_before_it_is_durable, RegistryTogether, 8),
+    Mutant(_a_question_that_outlives_its_run, ToolMachine),
+    Mutant(_a_question_that_is_heard_on_its_own_level_alone, ToolMachine),
+    Mutant(_who_stands_in_line_is_not_told, ToolMachine),
+    Mutant(_a_place_that_is_never_given_back, ToolMachine),
 ]
 
 

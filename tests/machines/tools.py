@@ -31,6 +31,7 @@ from culet.kernel import (
 from culet.kernel.core.attach import PARAMETER, Known, known_text, noted
 from culet.kernel.errors import CapacityError, NotFound
 from culet.kernel.milestones import MILESTONE
+from culet.kernel.node import State
 from culet.kernel.tree import Tree
 from kernel.peers import connect
 from machines import world
@@ -184,7 +185,7 @@ class ToolMachine(AskMachine):
     sometimes: ClassVar = Sometimes(
         "detached", "delivered", "reached", "heard", "sent", "known", "refused",
         "went on at its cursor", "replayed from the middle", "forgotten",
-        "begun again", "joined again",
+        "begun again", "joined again", "in line",
         *MARKS, others=AskMachine.sometimes.others,
     )  # fmt: skip
     root: ClassVar[type[world.Root]] = Root
@@ -381,6 +382,7 @@ class ToolMachine(AskMachine):
         assert awaited <= MOST, crowd
         assert apart <= APART, crowd
         assert flaky <= 1, crowd
+        self._line_moves_up(tree, crowd)
         rows = dict(
             tree.db.execute(
                 "SELECT id, status FROM run WHERE owner = ?", (tree.root_slot,)
@@ -391,6 +393,20 @@ class ToolMachine(AskMachine):
             before = base if number == "2" else f"{base}{mark}{int(number or 0) - 1}"
             stands = rows.get(before, "forgotten") in ("interrupted", "forgotten")
             assert not mark or stands, f"{run_id} beside {before}, {rows[before]}"
+
+    def _line_moves_up(self, tree: Tree, crowd: str) -> None:
+        """Whoever stands in line could not begin now."""
+        places, root = tree.runs.places, tree.nodes.get(tree.root_slot)
+        if root is None or root.state is not State.LIVE:
+            return  # whoever stands in line is being sent away
+        taken = places._taken(tree.root_slot)
+        for want in (one.want for one in places._lines.get(tree.root_slot, ())):
+            alike = sum(n for w, n in taken.items() if w.detached == want.detached)
+            kind = sum(n for w, n in taken.items() if w.class_name == want.class_name)
+            full = alike >= (APART if want.detached else MOST)
+            full = full or (want.class_name == "Flaky" and kind >= 1)
+            self.sometimes.hit("in line")
+            assert full, f"{want} stands in line: {crowd}, {taken}"
 
     def _nothing_is_left(self, tree: Tree) -> None:
         super()._nothing_is_left(tree)
@@ -407,6 +423,8 @@ class ToolMachine(AskMachine):
             assert told, f"the milestone of {run_id} was not told"
             self.sometimes.hit("reached", first is not None)
         self.sometimes.hit("heard", any(self.model.done.values()))
+        assert not tree.runs.places._lines, "somebody stands in line for ever"
+        assert not tree.runs.places._given, "a place is kept for nobody"
         lost = [one for one in self.model.delivered if one[2] == "running"]
         assert not lost, lost
         assert not tree.db.execute("SELECT 1 FROM mail WHERE done_at IS NULL AND"

@@ -61,7 +61,7 @@ class Raw:
 
     async def texts_until(self, wanted: str) -> list[str]:
         texts: list[str] = []
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while True:
                 for event in self.protocol.events_received():
                     assert isinstance(event, Frame)
