@@ -468,6 +468,32 @@ async def test_a_wipe_that_fails_is_tried_again_until_it_is_done(
         assert (count(test, "node"), count(test, "job"), files(test)) == (1, 0, set())
 
 
+@pytest.mark.rule("F-072")
+async def test_a_file_that_cannot_be_removed_is_no_file_that_is_forgotten(
+    clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as test:
+        await (await get(test, (Facet, "k"))).keep("x")
+        store = tree_of(test).store
+        (slot,) = files(test) - {tree_of(test).root_slot}
+        remove, tries = store.delete, list[str]()
+
+        def busy(which: str) -> None:
+            tries.append(which)
+            if len(tries) < 3:
+                raise StorageError("somebody holds it")
+            remove(which)
+
+        monkeypatch.setattr(store, "delete", busy)
+        await drop(test, Facet, "k")
+        await test.advance(0.1)
+        assert files(test) == {slot}
+        assert count(test, "node") == 2, "its mark stays with it"
+        await test.advance(400)
+        assert tries == [slot] * 3
+        assert (count(test, "node"), count(test, "job"), files(test)) == (1, 0, set())
+
+
 @pytest.mark.rule("F-073")
 @pytest.mark.parametrize("commits", range(6))
 async def test_a_crash_leaves_it_whole_or_gone(commits: int, clock: object) -> None:

@@ -329,6 +329,7 @@ async def test_a_child_calls_parent_and_sibling_while_it_starts(clock: object) -
         assert await (await top(test)).use("Chatty", "c", "result", []) == [2, 6]
 
 
+@pytest.mark.rule("F-119")
 async def test_a_start_may_start_a_child_that_calls_back(clock: object) -> None:
     async with opened() as test:
         await (await top(test)).make("Dad", "d")
