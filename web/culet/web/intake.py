@@ -10,19 +10,15 @@ not waited for: it may be behind the pace for a while, in all, however it spread
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, final
+from typing import final
 
 import trio
 
 from culet.kernel.core.limits import Limits
 
 from .hypercorn_inside import give_up
-
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+from .scopes import Event, Receive, Send
 
 
 @final
