@@ -120,6 +120,13 @@ class Heard(Agent):
         assert found is not None
         return [list(found.tags), found.readonly, found.protocol, found.state]
 
+    async def answer_by(self, label: str, texts: list[str]) -> None:
+        found = self.sockets.get(label)
+        assert found is not None
+        for text in texts:
+            found.send(text)
+            found.set_state(text)
+
     async def make(self, name: str) -> None:
         await self.dynamic_agents.get(Kid, name)
 
@@ -380,6 +387,27 @@ async def test_words_after_the_handler_has_returned_go_out_in_order(
         assert client.closed == (1000, "bye")
         assert client.connection is not None
         assert client.connection.state == "done"
+
+
+@pytest.mark.rule("F-211", "F-199")
+@pytest.mark.parametrize("asleep", [False, True])
+async def test_whoever_calls_the_facet_can_let_it_speak_to_a_client_of_its_own(
+    asleep: bool, clock: object
+) -> None:
+    """Another call, another task, perhaps another life: no frame is under way."""
+    async with opened() as test:
+        root = await start(test)
+        client = await connect(test, ROOT, KID, label="c")
+        other = await connect(test, ROOT, KID, label="d")
+        kid = await kid_of(test, root)
+        if asleep:
+            await test.evict([ROOT, KID])
+        await kid.answer_by("c", ["one", "two", "three"])
+        await settle()
+        assert client.out[-3:] == ["one", "two", "three"]
+        assert not {"one", "two", "three"} & set(map(str, other.out))
+        assert client.connection is not None
+        assert client.connection.state == "three"
 
 
 @pytest.mark.rule("F-214")
