@@ -42,6 +42,7 @@ from .refusals import (
 from .scopes import (
     App,
     Event,
+    Handshake,
     Receive,
     Scope,
     Send,
@@ -80,9 +81,9 @@ class AgentSockets:
             path = raw_path(scope)
             for gateway in self._gateways:
                 if gateway.owns(path):
+                    shake = Handshake(scope, receive, send)
                     request = kernel_request(scope, path)
-                    enter = gateway.enter
-                    await self.serve(gateway, scope, request, enter, receive, send)
+                    await self.serve(gateway, shake, request, gateway.enter)
                     return
             await Untaken(self, scope, receive, send).offer(self._app)
             return
@@ -119,26 +120,21 @@ class AgentSockets:
         return next((g for g in self._gateways if g.serves(kernel)), None)
 
     async def serve(
-        self,
-        gateway: Gateway,
-        scope: Scope,
-        request: Request,
-        enter: Enter,
-        receive: Receive,
-        send: Send,
+        self, gateway: Gateway, shake: Handshake, request: Request, enter: Enter
     ) -> None:
         """Be a session with the agent that `enter` reaches: one of a bounded number."""
-        address = str((scope.get("client") or ("-",))[0])
+        address = str((shake.scope.get("client") or ("-",))[0])
         limits, count = gateway.limits, self._open
         if (
             count.total() >= limits.connections
             or count[address] >= limits.connections_per_address
         ):
-            await refuse_handshake(scope, send, Response("too many connections", 503))
+            refusal = Response("too many connections", 503)
+            await refuse_handshake(shake, refusal)
             return
         count[address] += 1
         try:
-            await _serve(self._sessions, gateway, scope, request, enter, receive, send)
+            await _serve(self._sessions, gateway, shake, request, enter)
         finally:
             count[address] -= 1
             if not count[address]:
@@ -176,9 +172,8 @@ class Untaken:
                 "the WebSocket was accepted already: leave that to the route"
             )
         self._taken = True
-        await self.sockets.serve(
-            gateway, self.scope, request, enter, self._from_client.receive, self._send
-        )
+        shake = Handshake(self.scope, self._from_client.receive, self._send)
+        await self.sockets.serve(gateway, shake, request, enter)
 
     async def _for_app(self) -> Event:
         while True:
@@ -224,17 +219,16 @@ def finishing(send: Send, intake: Intake, *, last: bool) -> Send:
 async def _serve(
     sessions: set[Session],
     gateway: Gateway,
-    scope: Scope,
+    shake: Handshake,
     request: Request,
     enter: Enter,
-    receive: Receive,
-    send: Send,
 ) -> None:
+    scope, receive, send = shake
     # behind a route of the app's own it is for that to ask who comes
     server = server_of(scope) if gateway.owns(raw_path(scope)) else ""
     refusal = gateway.refuse_upgrade(request, server)
     if refusal is not None:
-        await refuse_handshake(scope, send, refusal)
+        await refuse_handshake(shake, refusal)
         return
     offered = scope.get("subprotocols") or [None]
     decline_compression(send)
@@ -244,7 +238,7 @@ async def _serve(
         return
     visited = await enter(request)
     refused = (
-        await _converse(sessions, gateway, scope, request, visited, receive, send)
+        await _converse(sessions, gateway, shake, request, visited)
         if isinstance(visited, Visit)
         else visited
     )
@@ -257,13 +251,12 @@ async def _serve(
 async def _converse(
     sessions: set[Session],
     gateway: Gateway,
-    scope: Scope,
+    shake: Handshake,
     request: Request,
     visit: Visit,
-    receive: Receive,
-    send: Send,
 ) -> Response | None:
     """Run the session; a Response says that it could not begin."""
+    scope, receive, send = shake
     kernel = gateway.kernel
     socket = tcp_socket(scope.get("http_version"), send)
     link = PlainLink(gateway.limits, receive, send, socket)

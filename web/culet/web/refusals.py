@@ -12,7 +12,7 @@ import trio
 from culet.kernel.http import Response
 
 from .outbox import LAST_S, Close
-from .scopes import Receive, Scope, Send
+from .scopes import Handshake, Receive, Scope, Send
 
 _VERSIONS: Final = frozenset(("1.0", "1.1", "2", "3"))  # hypercorn takes any number
 _LAST: Final = [(b"content-length", b"0"), (b"connection", b"close")]
@@ -62,8 +62,9 @@ async def refuse_request(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def refuse_handshake(scope: Scope, send: Send, refusal: Response) -> None:
+async def refuse_handshake(shake: Handshake, refusal: Response) -> None:
     """Answer a handshake that must not become a WebSocket."""
+    scope, _receive, send = shake
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008})  # the server makes it 403
         return

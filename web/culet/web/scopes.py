@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from culet.kernel.http import Request
@@ -15,6 +15,14 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Handshake(NamedTuple):
+    """A WebSocket that a server offers, and the way to answer it."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
 
 
 def raw_path(scope: Scope) -> str:
