@@ -14,6 +14,8 @@ import pytest
 import trio
 
 from culet.kernel import Agent, open_kernel
+from culet.web import create_app
+from web.serving import RUNNERS, Server
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "guide-agents.md").read_text()
@@ -74,6 +76,24 @@ async def test_every_block_does_what_it_says(
                 code = compiled(block, number)
                 if is_async(code):
                     await eval(code, guide)
+
+
+async def test_plain_http_does_what_it_says(guide: dict[str, Any]) -> None:
+    ledger = guide["Ledger"]
+    text = b"".join(b"line %d\n" % number for number in range(2_000))
+    async with (
+        open_kernel(roots=[ledger], facets=[ledger], storage="memory:") as kernel,
+        trio.open_nursery() as nursery,
+    ):
+        server = Server(await nursery.start(RUNNERS["own"], create_app(kernel)), kernel)
+        for path in ("/agents/ledger/a/lines", "/agents/ledger/a/sub/ledger/b/lines"):
+            status, _, body = await server.http("POST", path, body=text)
+            assert (status, body) == (201, b'{"lines":2000}')
+            status, headers, body = await server.http("GET", path)
+            assert (status, headers["content-type"]) == (200, "text/plain")
+            assert body == text
+        assert (await server.http("GET", "/agents/ledger/a/else"))[0] == 404
+        nursery.cancel_scope.cancel()
 
 
 def test_the_program_runs_by_itself(tmp_path: Path) -> None:
