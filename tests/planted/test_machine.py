@@ -57,6 +57,18 @@ def test_at_its_end_the_machine_sees_tasks_that_leaked() -> None:
         machine.teardown()
 
 
+def test_what_a_dying_process_logs_is_not_in_the_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    machine = TillMachine()
+    for number in range(3):
+        for commits in range(4, 8):
+            machine.die_in_commit(commits=commits)
+            machine.run(number=number)
+    assert caplog.messages == []
+    machine.teardown()
+
+
 def test_a_question_without_an_answer_fails() -> None:
     machine = TillMachine()
     with pytest.raises(AssertionError, match="no answer after 600 s"):

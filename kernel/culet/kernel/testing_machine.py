@@ -7,6 +7,7 @@ rule and, at the end, after a long quiet time. Needs Hypothesis.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Final
@@ -27,6 +28,7 @@ from .testing_ledger import Promise
 from .testing_scenario import Client
 from .testing_watch import quiet, statuses
 
+log: Final = logging.getLogger("culet.kernel")
 _STEP_S: Final = 1.0  # of the clock while a question is open
 
 
@@ -92,15 +94,21 @@ class AgentMachine(TrioMachine):
                     roots=self.roots, facets=self.facets, seed=self.scheduler_seed
                 ) as self.client.harness:
                     self.harness.faults.on_write = self.client.wrote
+                    log.addFilter(self._is_alive)
                     opened.set()
                     await self._over.wait()
             except ChildDidNotStop as error:
                 self.client.ledger.find("leaked task", str(error), "it does not stop")
             finally:
+                log.removeFilter(self._is_alive)
                 self._closed.set()
 
         self.nursery.start_soon(keep)
         await opened.wait()
+
+    def _is_alive(self, _record: logging.LogRecord) -> bool:
+        """Keep what a dying kernel logs out of the report: it would hide the rest."""
+        return not self.harness.faults.dead
 
     def _on_death(self) -> None:
         if self._asking is not None:
