@@ -96,21 +96,7 @@ class AgentClass:
             raise UsageError(msg)
         self.is_tool = self.runs_itself or cls.on_turn is not base.on_turn
         self.resumable = self.runs_itself or cls.resumable  # it can be followed again
-        if not inspect.isasyncgenfunction(cls.on_turn):
-            msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
-            raise UsageError(msg)
-        if cls.supervision not in ("contain", "escalate"):
-            msg = (
-                f"{cls.__name__}.supervision is contain or escalate, "
-                f"not {cls.supervision!r}"
-            )
-            raise UsageError(msg)
-        if cls.durability not in (None, "power", "process"):
-            msg = (
-                f"{cls.__name__}.durability is power or process, not {cls.durability!r}"
-            )
-            raise UsageError(msg)
-        checked(cls.turn_budget)
+        _check_settings(cls)
         self.start_takes_props = len(inspect.signature(cls.on_start).parameters) > 1
         # A turn that cannot be resumed has not begun while the author's start runs: what
         # dies in there may be tried again.
@@ -184,6 +170,23 @@ def _refuse_unawaited(cls: type, base: type) -> None:
         if inspect.iscoroutinefunction(mine) or inspect.isasyncgenfunction(mine):
             msg = f"{cls.__name__}.{name} is not awaited: make it a plain `def`"
             raise UsageError(msg)
+
+
+def _check_settings(cls: type[Agent]) -> None:
+    """Refuse what a class sets to something that it cannot be."""
+    if not inspect.isasyncgenfunction(cls.on_turn):
+        msg = f"{cls.__name__}.on_turn must be `async def` with `yield`"
+        raise UsageError(msg)
+    if cls.supervision not in ("contain", "escalate"):
+        msg = (
+            f"{cls.__name__}.supervision is contain or escalate, "
+            f"not {cls.supervision!r}"
+        )
+        raise UsageError(msg)
+    if cls.durability not in (None, "power", "process"):
+        msg = f"{cls.__name__}.durability is power or process, not {cls.durability!r}"
+        raise UsageError(msg)
+    checked(cls.turn_budget)
 
 
 def _by_name(classes: Iterable[type[Agent]], where: str) -> dict[str, type[Agent]]:

@@ -75,9 +75,8 @@ class Effects:
         self._news: dict[int, trio.Event] = {}  # waited for: a decision
         sql = "SELECT value FROM meta WHERE key = 'effects_after'"
         rows = tree.db.execute(sql)
-        self.since = (
-            int(rows[0][0]) if rows else 0
-        )  # older jobs have begun what no row has
+        # older jobs have begun what no row has
+        self.since = int(rows[0][0]) if rows else 0
 
     # ---- reading
 

@@ -66,9 +66,8 @@ class Questions:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.db = tree.db
-        self._telling: set[tuple[str, str]] = (
-            set()
-        )  # turns whose watchers see a question
+        # turns whose watchers see a question
+        self._telling: set[tuple[str, str]] = set()
 
     # ---- a turn that asks
 

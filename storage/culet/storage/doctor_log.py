@@ -99,9 +99,8 @@ class Segment:
     path: str
     number: int
     end: int = 0  # behind its last record that counts
-    known: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # said behind it: epoch, lsn
+    # said behind it: epoch, lsn
+    known: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
