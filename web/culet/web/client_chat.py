@@ -72,9 +72,8 @@ class Chat:
         self._replaying: set[str] = set()  # acknowledged, and the replay still comes
         self._asked_before: set[str] = set()  # over sockets before
         self._stale: set[str] = set()  # others' turns: their end may have been missed
-        self._counts: dict[
-            str, int
-        ] = {}  # of frames without a number, over this socket
+        # of frames without a number, over this socket
+        self._counts: dict[str, int] = {}
         self._over: dict[str, None] = {}  # the last turns that ended
 
     # ---- to ask
