@@ -187,7 +187,7 @@ def redo(folder: Folder, plan: Redo, templates: Templates) -> None:
 
     Idempotent until the next segment is durable, so it may itself be cut anywhere.
     """
-    names = folder.names()
+    names = set(folder.names())
     written: list[str] = []
     for name, image in plan.live.items():
         if image.template is not None:
