@@ -17,6 +17,19 @@ import { approvalFrame, resultFrame, waitingCalls } from "./waiting.js";
 /** A call of no method: its answer says that all frames before it were taken. */
 const FENCE = "cf_agent_state";
 
+/** What is known before a word was heard. */
+export const NOTHING = {
+  link: { kind: "connecting", tries: 0 },
+  identified: false,
+  name: "",
+  agent: "",
+  state: undefined,
+  runs: emptyState(),
+  chat: emptyChat(),
+  loaded: false,
+  waitingCalls: [],
+};
+
 /** Under which an answer to a run waits for what became of it. */
 const answerKey = (...ids) => JSON.stringify(ids);
 
@@ -36,17 +49,7 @@ export class AgentClient extends EventTarget {
   #welcome = withResolvers();
 
   /** What is known now; a new object when it changed, so a view can compare by identity. */
-  snapshot = {
-    link: { kind: "connecting", tries: 0 },
-    identified: false,
-    name: "",
-    agent: "",
-    state: undefined,
-    runs: emptyState(),
-    chat: emptyChat(),
-    loaded: false,
-    waitingCalls: [],
-  };
+  snapshot = NOTHING;
 
   /**
    * `place`: the agent's URL or path, or `{host, agent, name, sub, prefix}`. Options: `chat`

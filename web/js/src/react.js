@@ -2,8 +2,7 @@
 
 import { useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
 
-import { AgentClient } from "./agent.js";
-import { emptyChat } from "./chat.js";
+import { AgentClient, NOTHING } from "./agent.js";
 import { applyAgentToolEvents, callsOfRuns, emptyState, runsOf } from "./reducer.js";
 
 /** A client of an agent, from mount to unmount, with what it knows: `{client, ...snapshot}`. */
@@ -21,18 +20,6 @@ export function useAgentClient(place, options) {
   const snapshot = useSyncExternalStore(subscribe, () => client?.snapshot ?? NOTHING, () => NOTHING);
   return { client, ...snapshot };
 }
-
-const NOTHING = {
-  link: { kind: "connecting", tries: 0 },
-  identified: false,
-  name: "",
-  agent: "",
-  state: undefined,
-  runs: emptyState(),
-  chat: emptyChat(),
-  loaded: false,
-  waitingCalls: [],
-};
 
 /**
  * The runs of an agent as they go. `agent` is anything with `addEventListener("message")`: a
