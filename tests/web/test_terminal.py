@@ -251,6 +251,14 @@ async def test_what_cannot_be_reached_or_read_is_one_clear_line():
     assert "CLASS:NAME" in err
 
 
+@pytest.mark.parametrize("more", [(), ("--ask", "say 5"), ("--json",)])
+async def test_an_agent_that_is_no_chat_is_not_waited_for(more):
+    async with running() as server:
+        status, out, err = await run("chat", server.url(), *more)
+    assert (status, out) == (2, "")
+    assert err == "culet: this agent is no chat; `culet watch` shows what it does\n"
+
+
 async def test_a_reader_that_leaves_ends_it_quietly():
     async with running() as server:
         command = " ".join([*CULET, "watch", server.url(), "--json"])

@@ -136,6 +136,11 @@ class RemoteAgent:
         return self._chat.transcript.messages()
 
     @property
+    def is_chat(self) -> bool:
+        """Whether the agent answers questions; known when it is `caught_up`."""
+        return self._chat.is_there
+
+    @property
     def is_connected(self) -> bool:
         """Whether a socket is open now."""
         return self._line.is_open

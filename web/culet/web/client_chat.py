@@ -75,6 +75,7 @@ class Chat:
         # of frames without a number, over this socket
         self._counts: dict[str, int] = {}
         self._over: dict[str, None] = {}  # the last turns that ended
+        self.is_there = False  # the agent has said what only a chat says
 
     # ---- to ask
 

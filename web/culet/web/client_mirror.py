@@ -236,6 +236,7 @@ class Mirror:
         messages = frame.get("messages")
         if isinstance(messages, list):
             kept = [m for m in map(as_message, messages) if m is not None]
+            self.chat.is_there = True
             self.chat.replaced(kept, idle=frame.get("connect") is True)
             self.tell_messages()
 
@@ -250,13 +251,16 @@ class Mirror:
         self.tell_messages()
 
     def _on_resuming(self, frame: Json) -> None:
+        self.chat.is_there = True
         self.chat.offered(str(frame.get("id")))
 
     def _on_pending(self, frame: Json) -> None:
         request_id = frame.get("id")
+        self.chat.is_there = True
         self.chat.pending(request_id if isinstance(request_id, str) else None)
 
     def _on_none(self, _frame: Json) -> None:
+        self.chat.is_there = True
         self.chat.nothing()
 
     def _on_other(self, _frame: Json) -> None:

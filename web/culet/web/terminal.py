@@ -122,6 +122,9 @@ def _pair(text: str, separator: str, form: str) -> tuple[str, str]:
 
 
 async def _chat(args: argparse.Namespace, agent: RemoteAgent, screen: Screen) -> int:
+    await agent.caught_up()
+    if not agent.is_chat:
+        raise UsageError("this agent is no chat; `culet watch` shows what it does")
     talk = _Talk(agent, screen, json=args.json)
     async with trio.open_nursery() as nursery:
         if args.json:
@@ -156,7 +159,6 @@ class _Talk:
         """Ask what is typed, line by line, until there is no more."""
         if sys.stdin.isatty() and not self._json:
             self._screen.line(_HINT, "dim")
-        await self._agent.caught_up()
         self._show_history()
         for request_id in self._agent.turns:  # one that was left in the middle
             answer = self._agent.follow(request_id)
