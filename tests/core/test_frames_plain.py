@@ -46,7 +46,7 @@ def test_live_frames_are_not_marked_as_replay() -> None:
 
 @pytest.mark.rule("W-114")
 def test_a_plain_frame_of_a_turn_has_three_keys_and_done() -> None:
-    frame = json.loads(frames.chat_response_frame("q", frames.literal("{}")))
+    frame = json.loads(frames.chat_response("q", "{}"))
 
     want = {
         "type": "cf_agent_use_chat_response",

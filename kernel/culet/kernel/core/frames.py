@@ -272,34 +272,6 @@ def chat_response(
 
     With `error` the body is plain text for people.
     """
-    return chat_response_frame(
-        request_id,
-        literal(body),
-        done=done,
-        error=error,
-        continuation=continuation,
-        replay=replay,
-        replay_complete=replay_complete,
-        seq=seq,
-        message_ids=message_ids,
-        outcome=outcome,
-    )
-
-
-def chat_response_frame(
-    request_id: str,
-    body_literal: str,
-    *,
-    done: bool = False,
-    error: bool = False,
-    continuation: bool = False,
-    replay: bool = False,
-    replay_complete: bool = False,
-    seq: int | None = None,
-    message_ids: Sequence[str] | None = None,
-    outcome: Outcome | None = None,
-) -> str:
-    """Return one frame of a turn from the literal of its body."""
     tail = "true" if done else "false"
     if error:
         tail += ',"error":true'
@@ -315,7 +287,7 @@ def chat_response_frame(
         tail += f',"messageIds":{_encoder.encode(list(message_ids)).decode()}'
     if outcome is not None:
         tail += f',"outcome":"{outcome}"'
-    return f'{_chat_head(request_id)}{body_literal},"done":{tail}}}'
+    return f'{_chat_head(request_id)}{literal(body)},"done":{tail}}}'
 
 
 @lru_cache(maxsize=256)
