@@ -6,6 +6,7 @@ told again for each of its operations, with that one failing.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import threading
@@ -81,6 +82,13 @@ def chosen(plan: Plan, mode: str) -> list[Seen]:
     return rare[first :: len(MODES)] + bulk[first :: len(MODES) ** 2]
 
 
+def errors(operations: list[Seen]) -> list[tuple[Seen, How]]:
+    """Return how each of them fails: in each way in the long form, else in turn."""
+    if LONG:
+        return [(seen, how) for seen in operations for how in HOW]
+    return list(zip(operations, itertools.cycle(HOW), strict=False))
+
+
 @pytest.mark.rule("F-05", "I-47", "G-03")
 @pytest.mark.slow
 @pytest.mark.proof
@@ -90,8 +98,7 @@ def test_each_operation_may_fail_and_nothing_told_is_lost(
 ) -> None:
     plan, _ = tell_once(tmp_path / "count")
     heard = tries = 0
-    for seen in chosen(plan, mode):
-        how = HOW[tries % len(HOW)]
+    for seen, how in errors(chosen(plan, mode)):
         tries += 1
         try:
             error = tell_with(tmp_path / "told", seen.number, how, mode)
