@@ -37,11 +37,8 @@ def test_a_running_row_with_a_length_has_no_end_either() -> None:
 
 
 def test_live_frames_are_not_marked_as_replay() -> None:
-    literal = frames.literal("{}")
-
     assert "replay" not in frames.chunk("r", None, 1, "{}")
-    assert "replay" not in frames.chunk_frame("r", None, 1, literal)
-    assert json.loads(frames.chunk_frame("r", None, 1, literal, True))["replay"] is True
+    assert json.loads(frames.chunk("r", None, 1, "{}", True))["replay"] is True
 
 
 @pytest.mark.rule("W-114")

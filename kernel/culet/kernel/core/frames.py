@@ -113,23 +113,11 @@ def chunk(
 ) -> str:
     """Return the frame of one stream entry; `body_text` is the chunk's JSON.
 
-    `sequence` is the entry's position + 1. A fresh literal costs most of it: see
-    `chunk_frame` for one that is already made.
+    `sequence` is the entry's position + 1.
     """
-    return chunk_frame(run_id, tool_call_id, sequence, literal(body_text), replay)
-
-
-def chunk_frame(
-    run_id: str,
-    tool_call_id: str | None,
-    sequence: int,
-    body_literal: str,
-    replay: bool = False,
-) -> str:
-    """Return the frame of one stream entry from the literal of its body."""
     head, event = _chunk_parts(run_id, tool_call_id)
     mark = ',"replay":true' if replay else ""
-    return f"{head}{sequence}{mark}{event}{body_literal}}}}}"
+    return f"{head}{sequence}{mark}{event}{literal(body_text)}}}}}"
 
 
 def terminal(run: RunFacts, *, replay: bool = False) -> str:
