@@ -4,14 +4,15 @@ was durable, never in a burst for the ticks that were missed.
 One-shots, intervals, crons and queued calls of a root and of its facets come and go, are
 paused, asked for, taken back; their calls go well, raise, hang, or end their agent; time
 passes, the wall clock jumps both ways as a suspended or corrected machine's does, lives
-end between any two commits. The model knows who owes what; the rows of the tree are held
-against it after every rule. (The module is not called `time`: the standard library has one.)
+end between any two commits. Beside them they walk: fibers that stash each step. The model
+knows who owes what, and how far who has come; the rows of the tree are held against it
+after every rule. (The module is not called `time`: the standard library has one.)
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
 import trio
@@ -19,7 +20,16 @@ import trio.testing
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from culet.kernel import Agent, Due, Limits, Retry, Schedule, next_fire
+from culet.kernel import (
+    Agent,
+    Due,
+    FiberRecovery,
+    FiberResolution,
+    Limits,
+    Retry,
+    Schedule,
+    next_fire,
+)
 from culet.kernel.errors import ChildDidNotStop
 from culet.kernel.jobs import JobRow
 from culet.kernel.testing import VirtualClock, open_test_kernel
@@ -29,6 +39,7 @@ from machines.sometimes import Sometimes
 LATE_S: Final = 70.0  # a wall clock that jumps is looked at once in ten seconds
 LIMITS: Final = Limits(job_timeout_s=20, attempts=4, jobs_in_batch=3)
 TWICE: Final = Retry(max_attempts=2, base_delay=1, max_delay=1)
+ENDED: Final = "the process ended each time"  # in the middle of it, as far as is known
 KIDS: Final = ("k", "l")
 CRON: Final = "*/7 * * * *"
 RHYTHMS: Final[dict[str, float | str]] = {"1": 1, "7": 7, "60": 60, "cron": CRON}
@@ -61,11 +72,36 @@ class Owed:
     last: Fire | None = None
 
 
+class Step(NamedTuple):
+    """One step of a fiber: a stash that returned, or what its recovery hook was told."""
+
+    id: str
+    slot: str
+    value: int
+    attempt: int | None = None  # of the hook; None: a stash
+
+
+@dataclass
+class Walk:
+    """One fiber of the model."""
+
+    slot: str
+    steps: int
+    how: str  # what its recovery hook does: ok, raise
+    said: int = 0  # its last stash
+    kept: int = 0  # the last that is known to be durable
+    lives: int = 0  # that have ended
+    when: dict[int, int] = field(default_factory=lambda: {0: 0})  # that had, by stash
+    durable: bool = False  # its row
+    over: str | None = None  # how it has ended, durably
+
+
 class Sleeper(Agent):
     """Owes itself calls."""
 
     retry = TWICE
     clock: ClassVar[VirtualClock]
+    walked: ClassVar[list[Step]]
     fires: ClassVar[list[Fire]]
     running: ClassVar[dict[str, tuple[str, str]]]  # owner and lane, by id
 
@@ -108,6 +144,28 @@ class Sleeper(Agent):
         return [s.id for s in found] + (
             [] if below else [q.id for q in self.queue.list()]
         )
+
+    async def walk(self, fiber_id: str, steps: int, how: str) -> None:
+        async def body() -> None:
+            await self._walk(fiber_id, steps, 0)
+
+        about = [steps, how]
+        await self.fibers.start("walk", body, fiber_id=fiber_id, metadata=about)
+
+    async def _walk(self, fiber_id: str, steps: int, first: int) -> None:
+        for done in range(first, steps):
+            await trio.sleep(4)
+            self.stash(done + 1)
+            self.walked.append(Step(fiber_id, self._node.slot, done + 1))
+
+    async def on_fiber_recovered(self, ctx: FiberRecovery) -> FiberResolution:
+        steps, how = ctx.metadata
+        first = ctx.snapshot or 0
+        self.walked.append(Step(ctx.id, self._node.slot, first, ctx.attempt))
+        if how == "raise":
+            raise ValueError("planned")
+        await self._walk(ctx.id, steps, first)
+        return FiberResolution()
 
     async def fire(self, payload: Any, schedule: Schedule) -> None:
         slot, now = self._node.slot, self.clock.now_ms()
@@ -165,12 +223,14 @@ class TimeMachine(TrioMachine):
         "cancelled below", "jumped forward", "jumped back", "suspended", "crashed",
         "died between commits", "late", "paused", "resumed", "asked", "tried again",
         "rests dead", "replayed", "hung", "destroyed itself", "deleted", "queued",
-        "in a facet",
+        "in a facet", "walked to its end", "walked on", "in vain",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        Sleeper.fires, Sleeper.running = [], {}
+        Sleeper.fires, Sleeper.running, Sleeper.walked = [], {}, []
+        self.walks: dict[str, Walk] = {}
+        self.stepped = 0
         self.owed: dict[str, Owed] = {}
         self.past: dict[str, Owed] = {}  # over, and not durably: a crash brings it back
         self.kids: dict[str, str] = {}  # slots by name
@@ -210,8 +270,16 @@ class TimeMachine(TrioMachine):
 
     def _durable(self) -> None:
         """What was changed stays so: a crash would bring it back, rightly."""
+        self._step()
+        far = {made: self._row(made) for made in self.walks}
         self.do(self._tree().durable)
         self._check()
+        for made, (status, stashed) in far.items():
+            if status is None:
+                continue  # it never was, or its agent has ended
+            walk = self.walks[made]
+            walk.kept, walk.durable = max(walk.kept, stashed), True
+            walk.over = None if status == "running" else status
         for owed in self.owed.values():
             owed.durable = True
         self.past.clear()
@@ -270,6 +338,20 @@ class TimeMachine(TrioMachine):
     def put(self, who: int, how: str) -> None:
         self.sometimes.hit("queued")
         self._plan(who, "queue", 0, how, "queue")
+
+    @rule(
+        who=st.integers(0, 2),
+        steps=st.integers(1, 9),
+        how=st.sampled_from(["ok", "ok", "raise"]),
+    )
+    def walk(self, who: int, steps: int, how: str) -> None:
+        """A fiber sets out."""
+        name, slot = self._who(who)
+        self.n += 1
+        made = f"w{self.n}"
+        self.do(self._ask, name, "walk", made, steps, how)
+        self.walks[made] = Walk(slot, steps, how)
+        self._settle()
 
     def _plan(self, who: int, what: str, when: Any, how: str, kind: str) -> None:
         name, slot = self._who(who)
@@ -426,6 +508,9 @@ class TimeMachine(TrioMachine):
 
         for owed in [*self.owed.values(), *self.past.values()]:
             owed.loose = True  # a call that was not booked is made again
+        self._step()
+        for walk in self.walks.values():
+            walk.lives += 1
         self.do(die)
         self.sometimes.hit("crashed")
         self.do(trio.testing.wait_all_tasks_blocked)
@@ -501,9 +586,61 @@ class TimeMachine(TrioMachine):
         if fire.now >= fire.at:  # else it was one more, and the tick is still to come
             owed.loose = owed.asked = False
 
+    def _row(self, made: str) -> tuple[str | None, int]:
+        """Return how a fiber stands in its row, and its last stash while it runs."""
+        sql = (
+            "SELECT f.status, coalesce(j.snapshot, 0) FROM fiber f LEFT JOIN job j"
+            " ON j.owner = f.owner AND j.kind = 'fiber' AND j.what = f.id"
+            " WHERE f.owner = ? AND f.id = ?"
+        )
+        rows = self._tree().db.execute(sql, (self.walks[made].slot, made))
+        return (rows[0][0], int(rows[0][1])) if rows else (None, 0)
+
+    def _step(self) -> None:
+        """Take the steps of fibers since the last look."""
+        steps, self.stepped = Sleeper.walked[self.stepped :], len(Sleeper.walked)
+        for step in steps:
+            walk = self.walks[step.id]
+            assert step.slot == walk.slot, f"in another agent: {step}"
+            if step.attempt is None:
+                walk.when[step.value] = walk.lives
+                assert step.value == walk.said + 1, f"a step twice: {step} {walk}"
+            else:
+                assert walk.over is None, f"it was over: {step} {walk}"
+                assert walk.kept <= step.value <= walk.said, f"{step} {walk}"
+                assert 1 < step.attempt <= LIMITS.attempts, f"{step} {walk}"
+                self.sometimes.hit("walked on", 0 < step.value < walk.steps)
+            walk.said = step.value
+
+    def _walks(self) -> None:
+        """Hold the rows of fibers against the model."""
+        self._step()
+        live = self._tree().is_live_slot
+        for made, walk in self.walks.items():
+            status, stashed = self._row(made)
+            if not live(walk.slot):
+                assert status is None, f"outlived its agent: {walk}"
+                continue
+            assert status is not None or not walk.durable, f"lost: {made} {walk}"
+            if status == "running":
+                here = walk.when[walk.said] == walk.lives  # it was said in this life
+                assert stashed == walk.said or (not here and stashed < walk.said), (
+                    f"not its last step: {stashed} {walk}"
+                )
+            assert walk.over is None or status == walk.over, f"{status}: {walk}"
+            if status == "completed":
+                assert walk.said == walk.steps, f"not at its end: {walk}"
+                self.sometimes.hit("walked to its end")
+            elif status == "error":
+                vain = walk.lives - walk.when[walk.kept]  # lives without a step
+                cut = vain >= LIMITS.attempts
+                assert walk.how == "raise" or cut, f"it had hope: {walk}"
+                self.sometimes.hit("in vain")
+
     def _check(self) -> None:
         """Hold the rows of the tree against the model."""
         self._look()
+        self._walks()
         tree, rows, now = self._tree(), self._rows(), self.test.clock.now_ms()
         for made, owed in list(self.owed.items()):
             row = rows.get(made)
@@ -518,7 +655,8 @@ class TimeMachine(TrioMachine):
             assert bool(row.paused) == owed.paused
             self.sometimes.hit("skipped", "skipped" in (row.error or ""))
             if row.dead:
-                assert owed.step_ms is None and row.error, row
+                assert row.error, row
+                assert owed.step_ms is None or ENDED in row.error, row
                 assert owed.fires or owed.loose, f"dead, and never called: {row}"
                 self.sometimes.hit("rests dead")
         assert rows.keys() == self.owed.keys(), rows.keys() ^ self.owed.keys()
@@ -551,9 +689,12 @@ class TimeMachine(TrioMachine):
 
     def _longest_s(self) -> float:
         """Seconds to what is due last: a clock that was put back makes it far."""
-        now = self.test.clock.now_ms()
-        free = [r for r in self._rows().values() if not r.dead and not r.paused]
-        return max([0, *(r.due_at - now for r in free if r.every is None)]) / 1000
+        sql = (
+            "SELECT max(due_at) FROM job WHERE every IS NULL AND dead = 0"
+            " AND paused = 0 AND kind IN ('call', 'queue', 'fiber')"
+        )
+        last = self._tree().db.execute(sql)[0][0]
+        return max(0, (last or 0) - self.test.clock.now_ms()) / 1000
 
     def teardown(self) -> None:
         """In the end all that was owed once has been called."""
@@ -568,6 +709,8 @@ class TimeMachine(TrioMachine):
                     if row.every is None and not row.dead and not row.paused
                 ]
                 assert not left, f"never called: {left}"
+                walking = [m for m in self.walks if self._row(m)[0] == "running"]
+                assert not walking, f"never over: {walking}"
         finally:
             if self._end is None:
 
