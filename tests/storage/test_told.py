@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from culet.kernel.errors import (
@@ -133,3 +135,30 @@ def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
 def test_an_index_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         open_index(str(tmp_path / "missing" / "roots.db"), vfs="unix")
+
+
+def test_a_folder_of_many_files_is_recovered_in_a_time_that_grows_with_their_number(
+    tmp_path: Path,
+) -> None:
+    """Each was looked for in a list of all the others: 10,000 facets took 0.6 s."""
+
+    templates = Templates(Files(), str(tmp_path / "templates"))
+
+    def spent(count: int) -> float:
+        folder = Folder(Files(), str(tmp_path / str(count)))
+        (tmp_path / str(count)).mkdir()
+        names = [f"{number:016d}.db" for number in range(count)]
+        for name in names:
+            (tmp_path / str(count) / name).touch()
+        body = msgspec.msgpack.encode([["M", names]])
+        plan = plan_redo([RECORD._replace(body=body)], ["log00000001"])
+        times = []
+        for _ in range(3):
+            started = time.thread_time()
+            redo(folder, plan, templates)
+            times.append(time.thread_time() - started)
+        folder.close()
+        assert len(folder.names()) == count, "nothing is lost by it"
+        return min(times)
+
+    assert spent(12_000) < 9 * spent(3_000)  # 4, or 16 for a list

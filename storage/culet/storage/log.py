@@ -50,6 +50,9 @@ class Image:
         return folder.pread(name, PAGE, 0)
 
 
+_AS_IT_IS: Final = Image(None)  # of all files of which the log says nothing more
+
+
 class Redo(NamedTuple):
     """All that a log says; where the next life goes on."""
 
@@ -166,13 +169,15 @@ def plan_redo(chain: list[Logged], names: list[str]) -> Redo:
 def _apply(live: dict[str, Image] | None, entry: Entry) -> dict[str, Image]:
     match entry:
         case ["M", names]:
-            return {name: Image(None) for name in names} if live is None else live
+            return dict.fromkeys(names, _AS_IT_IS) if live is None else live
         case ["C", name, template] if live is not None:
             live[name] = Image(template)
         case ["D", name] if live is not None:
             live.pop(name, None)
         case ["P", name, size, pages, images] if live is not None and name in live:
             image = live[name]
+            if image is _AS_IT_IS:
+                image = live[name] = Image(None)
             image.size = size or image.size
             for index, page in enumerate(pages):
                 image.pages[page] = images[index * PAGE : (index + 1) * PAGE]
