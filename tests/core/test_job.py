@@ -24,6 +24,7 @@ from culet.kernel.core.job import (
     first_tick,
     is_missed,
     is_number,
+    job_number,
     next_tick,
     next_try,
     verdict,
@@ -186,6 +187,17 @@ def test_a_call_that_was_asked_for_leaves_its_tick(
     due = with_jitter(every, at, chance)
     assert at <= due <= at + seconds * 500
     assert next_tick(every, at, due, due) == after_tick(every, at, due) > due
+
+
+@pytest.mark.parametrize(
+    ("public_id", "number"),
+    [
+        ("7", 7), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("", None), ("-1", None),
+        ("1.0", None), ("r7", None), ("\u0663", None), ("\u00b2", None),
+    ],
+)  # fmt: skip
+def test_only_an_id_of_digits_names_a_job(public_id: str, number: int | None) -> None:
+    assert job_number(public_id) == number
 
 
 @pytest.mark.parametrize(("chance", "later"), [(0, 0), (0.5, 15_000), (0.9, 27_000)])
