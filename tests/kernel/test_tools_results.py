@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -12,9 +12,10 @@ import trio
 
 from culet.adapters import AIChatAgent, ScriptedModel, Think
 from culet.adapters.model import ToolCall
-from culet.kernel import Agent, Chunk, Limits, Turn, agent_tool
+from culet.kernel import Agent, Chunk, Limits, Retry, Turn, agent_tool
+from culet.kernel.core.limits import ERROR_CHARS
 from culet.kernel.core.run import AgentToolRun, model_value
-from culet.kernel.errors import CapacityError, UsageError
+from culet.kernel.errors import CapacityError, EffectFailed, UsageError
 from culet.kernel.testing import open_test_kernel
 from kernel.agents import rows, tree_of
 from kernel.peers import connect
@@ -337,3 +338,74 @@ async def test_a_place_that_no_row_can_hold_is_refused_and_leaves_nothing(
             await me.run_agent_tool(Kid, [["say", "x"]], run_id="r", **place)
         assert me.runs.list() == []
         assert (await me.run_agent_tool(Kid, [["say", "x"]], run_id="r")).summary == "x"
+
+
+LONG = "\ud800" + "z" * (20 << 20)  # more than a row may have, and no Unicode
+
+
+class Wordy(Agent):
+    heard: ClassVar[list[str]] = []
+
+    async def on_turn(self, turn: Turn) -> AsyncIterator[Chunk]:
+        yield say("said")
+        if turn.input == "wait":
+            await trio.sleep_forever()
+        raise ValueError(LONG)
+
+    async def late(self, payload: object, schedule: object) -> None:
+        raise ValueError(LONG)
+
+    async def on_error(
+        self, error: BaseException, *, connection: object = None
+    ) -> None:
+        self.heard.append(type(error).__name__)
+
+
+async def test_an_error_of_any_length_is_told_live_as_it_is_stored(
+    clock: object,
+) -> None:
+    async with opened(Wordy) as test:
+        me = await top(test)
+        peer = await connect(test)
+        run = await me.run_agent_tool(Wordy, "fail", run_id="r")
+        assert (run.status, len(run.error)) == ("error", ERROR_CHARS)
+        run = await me.run_agent_tool(Wordy, "wait", run_id="w", detached=True)
+        receipt = await me.runs.cancel("w", LONG)
+        assert (receipt.status, receipt.ended) == ("aborted", True)
+        assert len(me.runs.get("w").reason) == ERROR_CHARS
+        await me.durable()
+        live = [f["event"] for f in run_frames(peer) if f["event"]["kind"] == "aborted"]
+        again = (await frames(me, "w"))[-1]
+        assert live == [again["event"]]
+
+
+async def test_a_call_that_fails_with_an_error_of_any_length_rests(
+    clock: object,
+) -> None:
+    Wordy.heard.clear()
+    async with opened(root=Wordy) as test:
+        me = await top(test, Wordy)
+        made = await me.schedule(0, "late", retry=Retry(max_attempts=2))
+        with trio.fail_after(60):
+            while not me.schedules.get(made.id).dead:
+                await test.advance(1)
+        resting = me.schedules.get(made.id)
+        assert (resting.attempts, len(resting.error)) == (2, ERROR_CHARS)
+        assert resting.error.startswith("ValueError: ?zzz")
+        assert me.heard == ["ValueError"]
+
+
+async def test_a_fiber_and_an_effect_that_fail_with_an_error_of_any_length_end(
+    clock: object,
+) -> None:
+    async def fails() -> None:
+        raise ValueError(LONG)
+
+    async with opened() as test:
+        me = await top(test)
+        fiber = await me.fibers.start("f", fails, wait=True)
+        assert (fiber.status, len(fiber.error)) == ("error", ERROR_CHARS)
+        for _ in range(2):  # and it is the recorded outcome
+            with pytest.raises(EffectFailed) as caught:
+                await me.effects.call("e", fails, key="k")
+            assert len(str(caught.value)) <= ERROR_CHARS

@@ -17,8 +17,8 @@ import trio
 
 from . import runtree
 from .calls import json_bytes, stored_json
-from .core.limits import DEPTH_MAX
-from .core.run import AgentToolRun, Status
+from .core.limits import DEPTH_MAX, ERROR_CHARS
+from .core.run import AgentToolRun, Status, storable
 from .core.status import Cause, own_words, settled
 from .errors import CuletError, UsageError
 from .events import CHANNEL_OF, FiberEnded, Owed
@@ -98,7 +98,8 @@ class Subject(NamedTuple):
 class Ending:
     """What is written; the JSON values are texts. `by` a cause, as the table has it.
 
-    `error_id` is what clients are told instead of the `error`.
+    `error_id` is what clients are told instead of the `error`. What is said is what is
+    stored: `reason` and `error` have at most `ERROR_CHARS` characters.
     """
 
     status: Status
@@ -108,6 +109,11 @@ class Ending:
     summary: str | None = None
     usage: str | None = None
     error_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.reason = storable(self.reason, ERROR_CHARS)
+        self.error = storable(self.error, ERROR_CHARS)
+        self.summary = storable(self.summary)
 
     @classmethod
     def by(
@@ -436,8 +442,8 @@ class Endings:
             self.db.execute(
                 _END_RUN,
                 (
-                    ending.status, _storable(ending.reason), _storable(ending.error),
-                    ending.error_id, ending.output, _storable(ending.summary),
+                    ending.status, ending.reason, ending.error,
+                    ending.error_id, ending.output, ending.summary,
                     ending.usage, n, now,
                     self.tree.order.take(), subject.owner, subject.id,
                 ),
@@ -450,7 +456,7 @@ class Endings:
             self.db.execute(
                 _END_FIBER,
                 (
-                    ending.status, _storable(ending.reason), _storable(ending.error),
+                    ending.status, ending.reason, ending.error,
                     ending.error_id, ending.output, n, now, subject.owner, subject.id,
                 ),
             )  # fmt: skip
@@ -542,11 +548,6 @@ class Endings:
     async def over(self, owner: str, what: str) -> None:
         """Wait until that run, turn or fiber is ended (look at its row afterwards)."""
         await self.watch(owner, what).over.wait()
-
-
-def _storable(text: str | None) -> str | None:
-    """Return a text that can be stored: what is no Unicode must not keep a run alive."""
-    return text if text is None else text.encode(errors="replace").decode()
 
 
 def json_text(value: Any, what: str = "a value", most: int | None = None) -> str | None:

@@ -35,6 +35,8 @@ from .barrier import until
 from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import UNREADABLE
+from .core.limits import ERROR_CHARS
+from .core.run import storable
 from .errors import Deleted, FacetAborted, StorageBusy, StorageError, UsageError
 from .events import CHANNEL_OF, Owed
 from .jobrows import COLUMNS, retry_of
@@ -472,7 +474,8 @@ class Jobs:
         if not self._beyond(taken):
             return  # it is released, and due again after its back-off
         with suppress(StorageError), self.tree.transaction():
-            self._bury(taken, f"{type(error).__name__}: {error}")
+            text = storable(f"{type(error).__name__}: {error}", ERROR_CHARS) or ""
+            self._bury(taken, text)
 
     async def _handle(self, taken: Taken, kind: Kind) -> None:
         taken.began = self.tree.now()
@@ -628,7 +631,7 @@ class Jobs:
         if self.tree.closed:
             return  # its hold is void in the next life
         row = taken.row
-        text = f"{type(error).__name__}: {error}"
+        text = storable(f"{type(error).__name__}: {error}", ERROR_CHARS) or ""
         self.tree.report_job(taken, error)
         if not self.mine(taken):
             return

@@ -42,6 +42,8 @@ def storage_error(error: BaseException) -> StorageError:
     if isinstance(error, StorageError):
         return error
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, apsw.TooBigError):
+        return StorageError("a value is too big (limits.value_bytes)")
     if isinstance(error, apsw.FullError):
         return StorageFull(text)
     if isinstance(error, _CORRUPT):

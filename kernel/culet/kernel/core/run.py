@@ -159,6 +159,14 @@ def cut_bytes(text: str, most: int) -> str:
     return text.encode(errors="surrogatepass")[:most].decode(errors="ignore")
 
 
+def storable(text: str | None, most: int | None = None) -> str | None:
+    """Return a text as a row can hold it: at most so many characters, all of them Unicode.
+
+    What an error says must not keep alive what it ends.
+    """
+    return text if text is None else text[:most].encode(errors="replace").decode()
+
+
 def default_error(status: str, reason: str | None) -> str:
     """Return the text for a run that ended without one of its own."""
     texts = {
