@@ -25,7 +25,6 @@ from culet.kernel.core.job import (
     is_missed,
     is_number,
     job_number,
-    job_number,
     next_tick,
     next_try,
     verdict,
@@ -237,16 +236,3 @@ def test_what_is_no_number_is_none(value) -> None:
         Retry(max_attempts=value)
     with pytest.raises(UsageError):
         Retry(base_delay=value)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("0", 0), ("17", 17), ("9" * 18, 10**18 - 1), ("007", 7)],
-)
-def test_an_id_names_the_job_of_that_number(text, number) -> None:
-    assert job_number(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.0", " 1", "x", "²", "٣", "9" * 19])
-def test_what_is_no_id_names_no_job(text) -> None:
-    assert job_number(text) is None
