@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import trio
@@ -94,23 +95,34 @@ def kernel(folder: str, **more: Any) -> Any:
 
 async def sleepers(folder: str) -> None:
     """A root with 10,000 facets that sleep: open it, ask it, page through it."""
+    await asleep(folder, "Mute", "")
+
+
+async def sleepers_with_files(folder: str) -> None:
+    """The same when each of them has written to a file of its own."""
+    await asleep(folder, "Writer", "_with_files")
+
+
+async def asleep(folder: str, cls: str, suffix: str) -> None:
     async with kernel(folder) as k:
         root = await k.get_agent(Root, "r")
-        await root.spawn_some("Mute", "f", SLEEPERS)
-    opened, memory, paged = [], [], []
+        await root.spawn_some(cls, "f", SLEEPERS)
+    opened, spent, memory, paged = [], [], [], []
     for _ in range(REPEATS):
         async with kernel(folder) as k:
             gc.collect()
-            before = rss_kb()
+            before, used = rss_kb(), process_time()
             started = clock()
             root = await k.get_agent(Root, "r")
             await root.ping()
             opened.append((clock() - started) * 1e3)
+            spent.append((process_time() - used) * 1e3)
             memory.append(rss_kb() - before)
             started = clock()
-            assert await root.page(("Mute", "f5000")) == 100
+            assert await root.page((cls, "f5000")) == 100
             paged.append((clock() - started) * 1e3)
-    put("open_root_of_10000_sleepers", "ms", opened, "power")
+    put(f"open_root_of_10000_sleepers{suffix}", "ms", opened, "power")
+    put("its_cpu", "ms", spent, "power")
     put("its_memory", "kB", memory, "power")
     put("list_100_of_10000", "ms", paged, "power")
 
@@ -342,6 +354,7 @@ async def sockets(folder: str) -> None:
 
 BENCHES: dict[str, Callable[[str], Awaitable[None]]] = {
     "sleepers": sleepers,
+    "sleepers_with_files": sleepers_with_files,
     "resident_mute": resident_mute,
     "resident_writer": resident_writer,
     "wake": wake,
