@@ -343,6 +343,11 @@ async def test_a_place_that_no_row_can_hold_is_refused_and_leaves_nothing(
 LONG = "\ud800" + "z" * (20 << 20)  # more than a row may have, and no Unicode
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no words")
+
+
 class Wordy(Agent):
     heard: ClassVar[list[str]] = []
 
@@ -350,10 +355,10 @@ class Wordy(Agent):
         yield say("said")
         if turn.input == "wait":
             await trio.sleep_forever()
-        raise ValueError(LONG)
+        raise Mute if turn.input == "mute" else ValueError(LONG)
 
-    async def late(self, payload: object, schedule: object) -> None:
-        raise ValueError(LONG)
+    async def late(self, payload: str, schedule: object) -> None:
+        raise Mute if payload == "mute" else ValueError(LONG)
 
     async def on_error(
         self, error: BaseException, *, connection: object = None
@@ -369,6 +374,8 @@ async def test_an_error_of_any_length_is_told_live_as_it_is_stored(
         peer = await connect(test)
         run = await me.run_agent_tool(Wordy, "fail", run_id="r")
         assert (run.status, len(run.error)) == ("error", ERROR_CHARS)
+        run = await me.run_agent_tool(Wordy, "mute", run_id="m")
+        assert (run.status, run.reason, run.error) == ("error", "failed", "Mute")
         run = await me.run_agent_tool(Wordy, "wait", run_id="w", detached=True)
         receipt = await me.runs.cancel("w", LONG)
         assert (receipt.status, receipt.ended) == ("aborted", True)
@@ -379,20 +386,24 @@ async def test_an_error_of_any_length_is_told_live_as_it_is_stored(
         assert live == [again["event"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "length"),
+    [("long", "ValueError: ?zzz", ERROR_CHARS), ("mute", "Mute: ", 6)],
+)
 async def test_a_call_that_fails_with_an_error_of_any_length_rests(
-    clock: object,
+    kind: str, said: str, length: int, clock: object
 ) -> None:
     Wordy.heard.clear()
     async with opened(root=Wordy) as test:
         me = await top(test, Wordy)
-        made = await me.schedule(0, "late", retry=Retry(max_attempts=2))
+        made = await me.schedule(0, "late", kind, retry=Retry(max_attempts=2))
         with trio.fail_after(60):
             while not me.schedules.get(made.id).dead:
                 await test.advance(1)
         resting = me.schedules.get(made.id)
-        assert (resting.attempts, len(resting.error)) == (2, ERROR_CHARS)
-        assert resting.error.startswith("ValueError: ?zzz")
-        assert me.heard == ["ValueError"]
+        assert (resting.attempts, len(resting.error)) == (2, length)
+        assert resting.error.startswith(said)
+        assert me.heard == [said.split(":")[0]]
 
 
 async def test_a_fiber_and_an_effect_that_fail_with_an_error_of_any_length_end(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import msgspec
 import trio
 
-from .core.run import AgentToolRun
+from .core.run import AgentToolRun, error_text
 from .core.status import Cause, settled
 from .detached import budget_later, look_later
 from .endings import BELOW, Ending
@@ -136,7 +136,7 @@ class Duties:
         if progress is not None:
             callback = "on_progress"
         name = None if progress is None else progress.milestone
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         detail = Undelivered(callback, name, run.status, taken.attempts, text)
         self.tree.emit("run:undelivered", subject, detail)
 

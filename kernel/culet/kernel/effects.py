@@ -30,8 +30,7 @@ from .core.effects import (
     decided,
     next_step,
 )
-from .core.limits import ERROR_CHARS
-from .core.run import storable
+from .core.run import error_text
 from .effectrows import Effect, EffectRows, Row, Wanted
 from .errors import EffectFailed, EffectUncertain, StorageError, UsageError
 from .events import EffectTold
@@ -262,7 +261,7 @@ class Effects:
                 if is_stop(error):
                     raise
                 node.check()  # it was stopped in the middle: nobody knows
-                said = storable(f"{type(error).__name__}: {error}", ERROR_CHARS) or ""
+                said = error_text(error)
                 self.settle(row, "error", error=said)
                 raise EffectFailed(said, str(row.born)) from error
             node.check()

@@ -19,7 +19,7 @@ import trio
 from .calls import json_bytes
 from .core.job import is_number
 from .core.limits import DELAY_MAX_S, ERROR_CHARS, TERMINALS
-from .core.run import Status
+from .core.run import Status, error_text
 from .endings import Ending, Subject, json_text
 from .errors import (
     Deleted,
@@ -201,8 +201,7 @@ class Fibers:
                 raise
             if not live.scope.cancel_called:
                 if not node.fenced and not tree.closed:
-                    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
-                    ending = Ending.by("failed", text)
+                    ending = Ending.by("failed", error_text(error))
                     ended = tree.endings.settle(subject, ending, taken, forget=not keep)
                 raise
             # ended by id: what its clean-up raised beside that goes nowhere
@@ -391,9 +390,7 @@ class Fibers:
         except Exception as error:
             if live.work.is_cut:
                 return None
-            self._tell(
-                "failed", subject, taken, found, f"{type(error).__name__}: {error}"
-            )
+            self._tell("failed", subject, taken, found, error_text(error))
             raise
         finally:
             self.live.pop((subject.owner, subject.id), None)

@@ -35,8 +35,7 @@ from .barrier import until
 from .calls import UNENCODABLE
 from .core import job as core
 from .core.job import UNREADABLE
-from .core.limits import ERROR_CHARS
-from .core.run import storable
+from .core.run import error_text
 from .errors import Deleted, FacetAborted, StorageBusy, StorageError, UsageError
 from .events import CHANNEL_OF, Owed
 from .jobrows import COLUMNS, retry_of
@@ -474,8 +473,7 @@ class Jobs:
         if not self._beyond(taken):
             return  # it is released, and due again after its back-off
         with suppress(StorageError), self.tree.transaction():
-            text = storable(f"{type(error).__name__}: {error}", ERROR_CHARS) or ""
-            self._bury(taken, text)
+            self._bury(taken, error_text(error))
 
     async def _handle(self, taken: Taken, kind: Kind) -> None:
         taken.began = self.tree.now()
@@ -631,7 +629,7 @@ class Jobs:
         if self.tree.closed:
             return  # its hold is void in the next life
         row = taken.row
-        text = storable(f"{type(error).__name__}: {error}", ERROR_CHARS) or ""
+        text = error_text(error)
         self.tree.report_job(taken, error)
         if not self.mine(taken):
             return

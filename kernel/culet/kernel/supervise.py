@@ -25,6 +25,7 @@ import trio
 from .clock import Chance
 from .core.job import Retry, next_try
 from .core.limits import Limits
+from .core.run import error_words
 from .errors import ChildDidNotStop, FacetBroken
 from .events import Restarted
 from .node import Ambient, Node, State
@@ -104,10 +105,12 @@ class Supervision:
         tree.kernel.report("broken", node, error, name="background task")
         record = self._failed(node, error)
         record.broke = True
-        failure = ChildFailure(type(error).__name__, _text(error), record.restarts)
+        failure = ChildFailure(
+            type(error).__name__, error_words(error), record.restarts
+        )
         escalates = node.agent.supervision == "escalate"
         top = node.lineage()[0] if escalates else node
-        broken = FacetBroken(f"{node.path_text()} broke: {_text(error)}")
+        broken = FacetBroken(f"{node.path_text()} broke: {error_words(error)}")
         broken.__cause__ = error
 
         if top.parent is not None:
@@ -115,7 +118,9 @@ class Supervision:
 
         async def stop() -> None:
             with suppress(ChildDidNotStop):
-                await tree.abort([top.slot], f"broken: {_text(error)}", error=broken)
+                await tree.abort(
+                    [top.slot], f"broken: {error_words(error)}", error=broken
+                )
             if top.parent is not None:
                 await self._tell(top.parent, top, failure)
 
@@ -194,14 +199,6 @@ class Supervision:
             await trio.lowlevel.checkpoint()
             return False
         return True
-
-
-def _text(error: BaseException) -> str:
-    """Return an error as text: its own `__str__` may fail."""
-    try:
-        return str(error) or type(error).__name__
-    except Exception:
-        return type(error).__name__
 
 
 @final

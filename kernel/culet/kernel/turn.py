@@ -19,7 +19,7 @@ from . import runtree
 from .calls import UNENCODABLE, json_bytes
 from .core.fits import complaint
 from .core.limits import ERROR_CHARS
-from .core.run import coalesce, cut_bytes, default_error
+from .core.run import coalesce, cut_bytes, default_error, error_words
 from .core.status import Cause, settled
 from .endings import Ending, Subject, json_text
 from .errors import (
@@ -366,7 +366,7 @@ class Turns:
         except (FacetBroken, UsageError) as error:
             if taken.attempts < tree.kernel.limits.start_attempts:
                 raise StartFailed from error
-            text = f"could not be started: {error.__cause__ or error}"
+            text = f"could not be started: {error_words(error.__cause__ or error)}"
             failed = Ending.by("start-failed", text[:ERROR_CHARS])
             failed.error_id = self._report(None, subject, error)
             self._end(subject, failed, taken)
@@ -543,10 +543,10 @@ class Turns:
         self._end(subject, ending, taken)
 
     def _failure(self, turn: Turn, error: Exception) -> Ending:
-        text = str(error) or type(error).__name__
+        text = error_words(error)
         kept = self._kept(turn.text)
         cause: Cause = "over-budget" if isinstance(error, OverBudget) else "failed"
-        return Ending.by(cause, text[:ERROR_CHARS], summary=kept)
+        return Ending.by(cause, text, summary=kept)
 
     def _end(self, subject: Subject, ending: Ending, taken: Taken) -> None:
         self.tree.endings.settle(subject, ending, taken)

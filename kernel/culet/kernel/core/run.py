@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from culet.kernel.core.budget import Spent
-from culet.kernel.core.limits import DEFAULT
+from culet.kernel.core.limits import DEFAULT, ERROR_CHARS
 
 Status = Literal["running", "completed", "error", "aborted", "interrupted"]
 _KEYS_SHOWN: Final = 64  # of one mapping, then `…`
@@ -165,6 +165,23 @@ def storable(text: str | None, most: int | None = None) -> str | None:
     What an error says must not keep alive what it ends.
     """
     return text if text is None else text[:most].encode(errors="replace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """Return what a row keeps of an error, with its class; its own `__str__` may fail."""
+    return storable(f"{type(error).__name__}: {_said(error)}", ERROR_CHARS) or ""
+
+
+def error_words(error: BaseException) -> str:
+    """Return what an error says, or its class where it says nothing."""
+    return storable(_said(error), ERROR_CHARS) or type(error).__name__
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def default_error(status: str, reason: str | None) -> str:
