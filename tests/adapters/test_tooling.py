@@ -13,7 +13,7 @@ from culet.adapters.tooling import (
     ToolResult,
     tool,
 )
-from culet.kernel.errors import Fenced, UsageError
+from culet.kernel.errors import Fenced, UsageError, UserError
 
 
 class Where(msgspec.Struct):
@@ -45,6 +45,23 @@ async def breaks_off(n: int) -> AsyncIterator[int]:
 
 def fails() -> None:
     raise ValueError("no such thing")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no words")
+
+
+def fails_without_words() -> None:
+    raise Mute
+
+
+def fails_in_no_unicode() -> None:
+    raise ValueError("\ud800")
+
+
+def refuses_in_no_unicode() -> None:
+    raise UserError("\ud800")
 
 
 def not_plain() -> object:
@@ -94,6 +111,13 @@ async def results(
         pytest.param(
             fails, None, [ToolFailure("ValueError: no such thing")], id="raises"
         ),
+        pytest.param(fails_without_words, None, [ToolFailure("Mute: ")], id="no words"),
+        pytest.param(
+            fails_in_no_unicode, None, [ToolFailure("ValueError: ?")], id="no Unicode"
+        ),
+        pytest.param(
+            refuses_in_no_unicode, None, [ToolFailure("?")], id="no Unicode for people"
+        ),
         pytest.param(
             add,
             {"a": "x"},
@@ -128,7 +152,8 @@ async def test_what_comes_of_a_call(
     assert expected == [
         ToolFailure(one.text) if isinstance(one, ToolFailure) else one for one in told
     ]
-    assert (raised[-1] is not None) == (fn in (fails, breaks_off)), "clients get its id"
+    hidden = (fails, breaks_off, fails_without_words, fails_in_no_unicode)
+    assert (raised[-1] is not None) == (fn in hidden), "clients get its id"
 
 
 async def test_what_is_not_plain_data_is_an_error_text() -> None:

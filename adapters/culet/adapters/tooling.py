@@ -19,6 +19,7 @@ import msgspec
 from culet.adapters.model import Json, ToolSpec
 from culet.kernel.core.effects import POLICIES, Policy
 from culet.kernel.core.limits import DEFAULT, ERROR_CHARS
+from culet.kernel.core.run import error_text, storable
 from culet.kernel.errors import (
     EffectUncertain,
     Fenced,
@@ -317,9 +318,8 @@ def failure_of(error: Exception) -> ToolFailure:
     """Return what a tool has raised as a failure of its call."""
     if isinstance(error, UserError):
         return _failure(str(error))
-    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
-    return ToolFailure(text, None if is_told(error) else error)
+    return ToolFailure(error_text(error), None if is_told(error) else error)
 
 
 def _failure(text: str) -> ToolFailure:
-    return ToolFailure(text[:ERROR_CHARS])
+    return ToolFailure(storable(text, ERROR_CHARS) or "")
