@@ -24,5 +24,4 @@ try:
     from .serve import serve as serve
 finally:
     if _collects:
-        _gc.freeze()
         _gc.enable()
