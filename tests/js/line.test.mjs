@@ -479,6 +479,11 @@ test("who could never connect is told at once, not left waiting", () => {
   assert.throws(() => new AgentClient(whole, { WebSocket: null }), UsageError);
   assert.throws(() => new AgentClient("/agents/desk/x", { WebSocket: Wire }), UsageError);
   assert.throws(() => new AgentClient({ agent: "Desk", name: "x" }, { WebSocket: Wire }), UsageError);
+  for (const half of [{}, { host: "http://h.test" }, { host: "http://h.test", agent: "Desk" }, { name: "x" }]) {
+    const needs = { name: "UsageError", message: "a place needs `agent` and `name`" };
+    assert.throws(() => new AgentClient(half, { WebSocket: Wire }), needs);
+  }
+  assert.throws(() => new AgentClient(null, { WebSocket: Wire }), UsageError);
   for (const place of [whole, new URL(whole)]) new AgentClient(place, { WebSocket: Wire }).close();
 });
 

@@ -38,7 +38,8 @@ export function addressOf(place, scheme, query = {}) {
 
 /** A URL or path as it is, `{host, agent, name, sub, prefix}` put together; or `UsageError`. */
 export function placeText(place) {
-  const steps = typeof place === "object" && "agent" in place;
+  const steps = typeof place === "object" && place !== null && !(place instanceof URL);
+  if (steps && !(place.agent && place.name)) throw new UsageError("a place needs `agent` and `name`");
   const text = steps ? `${place.host ?? ""}${agentPath(place)}` : String(place);
   try {
     addressOf(text, "ws");
