@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -35,7 +36,8 @@ from sites import Mutant, mutants
 ROOT: Final = Path(__file__).parent.parent.parent
 CORE: Final = ROOT / "kernel/culet/kernel/core"
 FILES: Final = ("status", "job", "frames", "reducer", "path")
-PATIENCE_S: Final = 60.0  # then it hangs, and that is caught as well
+CPU_S: Final = 60  # then it runs in circles, and that is caught as well
+PATIENCE_S: Final = 900.0  # then it waits for ever; a busy machine is no fault
 CAUGHT, SURVIVED, BROKEN = 0, 1, 2
 
 
@@ -103,6 +105,7 @@ def fork(file: str, mutant: Mutant | None) -> int:
     code = BROKEN
     try:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
         code = _test(file, mutant)
     finally:
         os._exit(code)
