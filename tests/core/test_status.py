@@ -103,6 +103,11 @@ def test_a_caller_s_own_words_are_never_taken_for_those_of_the_table(text: str) 
     assert text in reason or not text
 
 
+def test_a_caller_may_say_cancelled_which_is_what_it_is() -> None:
+    assert own_words("cancelled") == "cancelled"
+    assert own_words("deleted") == '"deleted"'
+
+
 @pytest.mark.rule("B-18")
 def test_what_has_not_ended_or_was_refused_has_no_cause() -> None:
     assert ended_by(Row("running", None)) is None
