@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from culet.kernel import Chunk, ConnectContext, Connection, Turn
-from culet.kernel.errors import StorageCorrupt
+from culet.kernel.errors import StorageCorrupt, UsageError
 from kernel.agents import rows, settle, tree_of
 from kernel.peers import RecordingPeer, connect, frames_of
 from kernel.toolkit import (
@@ -299,3 +299,29 @@ async def test_a_replay_of_many_files_lets_others_in_between(
         starts = [f for f in map(json.loads, told) if f.get("sequence") == 0]
         assert [f["event"]["runId"] for f in starts] == [f"r{n}" for n in range(6)]
         assert pages == 3, "two files fit into limits.pass_s"
+
+
+async def test_who_has_just_heard_that_a_run_ended_finds_its_end(clock: object) -> None:
+    """What the agent has not made durable yet included: all of it, and in order."""
+    async with opened() as test:
+        me = await top(test)
+        script = [["say", "one"], ["say", "two"]]
+        for run_id in ("a", "b", "c"):
+            run = await me.run_agent_tool(Kid, script, run_id=run_id)
+            assert run.status == "completed"
+            found = [frame async for frame in me.runs.replay(run_id)]
+            assert kinds(found) == [
+                (0, "started"), (1, "chunk"), (2, "chunk"), (3, "finished"),
+            ]  # fmt: skip
+
+
+@pytest.mark.parametrize("instant", [float("nan"), float("inf"), "yesterday", True])
+async def test_a_clear_of_what_is_older_than_no_instant_clears_nothing(
+    instant: Any, clock: object
+) -> None:
+    async with opened() as test:
+        me = await top(test)
+        await me.run_agent_tool(Kid, [["say", "x"]], run_id="r")
+        with pytest.raises(UsageError, match="older_than is an instant"):
+            await me.runs.clear(older_than=instant)
+        assert [run.run_id for run in me.runs.list()] == ["r"]

@@ -120,8 +120,7 @@ def ask(nursery: trio.Nursery, me: Any, *args: Any, **options: Any) -> list[Any]
 
 
 async def frames(me: Any, run_id: str, after: int = -1) -> list[Any]:
-    """Return the published frames of a run."""
-    await me.durable()
+    """Return the frames of a run."""
     return [frame async for frame in me.runs.replay(run_id, after)]
 
 

@@ -104,7 +104,7 @@ class RunsNoun:
         )  # fmt: skip
 
     def replay(self, run_id: str, after: int = -1) -> AsyncIterator[Any]:
-        """Yield the published frames after number `after`, as decoded JSON; then end."""
+        """Yield the frames so far after number `after`, as decoded JSON; then end."""
         return self._node.tree.runs.replay(self._node.slot, run_id, after)
 
     def reports(self, run_id: str) -> Reports | None:

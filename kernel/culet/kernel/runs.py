@@ -21,6 +21,7 @@ from .core import frames
 from .core import run as core
 from .core.attach import Known
 from .core.budget import Budget, Short, Spent
+from .core.job import is_number
 from .core.limits import ORDER_MAX
 from .core.path import check_name
 from .core.places import Want
@@ -664,7 +665,12 @@ class Runs:
         )  # fmt: skip
 
     async def replay(self, owner: str, run_id: str, after: int) -> AsyncIterator[Any]:
-        """Yield the published frames after number `after`, decoded; then end."""
+        """Yield the frames after number `after`, decoded; then end.
+
+        What was committed when it was first asked for one is made durable, and so is there:
+        who has just heard that a run ended finds its end.
+        """
+        await self.tree.durable()
         child = self._row(owner, run_id)
         if child is None:
             msg = f"there is no run {run_id!r}"
@@ -686,6 +692,9 @@ class Runs:
         With `older_than` alone only what has ended is meant.
         """
         count = 0
+        if older_than is not None and not is_number(older_than):
+            msg = f"older_than is an instant in milliseconds, not {older_than!r}"
+            raise UsageError(msg)
         for run in self.all(node.slot, status=status):
             if older_than is not None and (
                 run.started_at >= older_than
