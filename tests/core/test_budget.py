@@ -162,6 +162,12 @@ def test_a_refusal_is_a_sentence_and_an_error(short: Short, text: str) -> None:
     )
 
 
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), 1e300, True, "9"])
+def test_seconds_are_a_number_within_a_bound_that_is_told(bad: Any) -> None:
+    with pytest.raises(UsageError, match=r"above 0 and at most 1e\+10, not"):
+        checked(Budget(seconds=bad))
+
+
 @pytest.mark.parametrize("bad", [-1, 0.5, True, "9", AMOUNT_MAX + 1])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_amounts_are_whole_numbers_within_a_bound(measure: str, bad: Any) -> None:

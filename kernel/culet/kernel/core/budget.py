@@ -169,7 +169,8 @@ def checked(budget: Any) -> Budget | None:
         and not isinstance(seconds, bool)
         and 0 < seconds <= DELAY_MAX_S
     ):
-        msg = f"seconds of a budget are a number above 0, not {seconds!r}"
+        most = f"{DELAY_MAX_S:.0e}"
+        msg = f"seconds of a budget are above 0 and at most {most}, not {seconds!r}"
         raise UsageError(msg)
     return budget
 
