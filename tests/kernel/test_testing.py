@@ -11,6 +11,7 @@ import trio.testing
 from culet.kernel import Agent
 from culet.kernel.errors import FacetBroken, StorageError, StorageFull, UsageError
 from culet.kernel.testing import ScriptedChild, open_test_kernel
+from volume import SLOWER
 
 
 class Notes(Agent):
@@ -139,7 +140,7 @@ async def test_a_scripted_child_does_its_steps(clock: object) -> None:
 @pytest.mark.gap("this test holds the loop to see whether the probe sees it")
 async def test_the_probe_sees_a_long_pass(gap_probe: object) -> None:
     await trio.lowlevel.checkpoint()
-    until = time.thread_time() + 0.12
+    until = time.thread_time() + 0.12 * SLOWER
     while time.thread_time() < until:
         pass
     await trio.lowlevel.checkpoint()
