@@ -325,14 +325,18 @@ def test_of_files_that_are_read_while_their_agents_sleep_few_stay_open(
     store.close()
 
 
-def test_a_file_in_a_transaction_is_not_put_to_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_a_file_in_a_transaction_is_not_put_to_rest(tmp_path: Path, when: str) -> None:
     store = opened(str(tmp_path), limits=Limits(open_asleep=1))
     tree = store.open_tree(KEY, level="process")
     for slot in ("a", "b", "c"):
         add_node(tree, slot)
         tree.agent(slot).execute(NOTE, ("k", BIG))
-    with tree.agent("a").transaction():
+    if when == "before":
         tree.agent("a").rest()
+    with tree.agent("a").transaction():
+        if when == "inside":
+            tree.agent("a").rest()
         for slot in ("b", "c"):
             tree.agent(slot).rest()
         tree.agent("a").execute(NOTE, ("more", BIG))

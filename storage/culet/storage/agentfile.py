@@ -21,7 +21,7 @@ from culet.kernel.ports import Rows, SqlValue, UserRows
 
 from . import schema
 from .connection import open_image
-from .database import Database
+from .database import Database, Transaction
 from .errors import CAUGHT, storage_error, user_error
 from .fence import Fence
 from .quota import TreeQuota
@@ -91,6 +91,12 @@ class AgentDatabase(Database):
         self._broken = False  # SQLite ended the user's transaction by itself
 
     # --- the kernel's statements
+
+    def transaction(self) -> Transaction:
+        """As it is: whoever opens one uses the file, before the first statement already."""
+        if self.connection is not None:
+            self._home.used(self)
+        return super().transaction()
 
     def connect(self) -> apsw.Connection:
         """Open the file; make it first if there is none."""
