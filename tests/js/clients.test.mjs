@@ -362,15 +362,18 @@ test("useAgentChat: a failure is shown live, after a reload and to a tab that co
   const [first, watching] = [await openChat(t, name), await openChat(t, name)];
   first.now().sendMessage({ text: "fail" });
   await first.until("it fails", failed);
-  assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", partial]]);
+  // the older generation drops what it has not shown when the error comes: on a busy machine a word
+  const older = process.env.CULET_PACKAGES === "older";
+  const [, [, live]] = said(first.now());
+  assert.ok(older ? partial.startsWith(live) : live === partial, live);
+  assert.deepEqual(said(first.now()), [["user", "fail"], ["assistant", live]]);
   await watching.until("the other tab has heard it", ({ isServerStreaming }) => !isServerStreaming);
   assert.deepEqual(said(watching.now()), [["user", "fail"], ["assistant", partial]]);
 
   const reloaded = mount(useChat(name));
   t.after(reloaded.unmount);
   await reloaded.until("the failure after a reload", failed);
-  // the older generation empties a message that is replayed and drops what it has not shown at an error
-  const kept = process.env.CULET_PACKAGES === "older" ? "" : partial;
+  const kept = older ? "" : partial; // which empties a message that is replayed
   assert.deepEqual(said(reloaded.now()), [["user", "fail"], ["assistant", kept]]);
 
   first.now().agent.reconnect();
